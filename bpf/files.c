@@ -9,6 +9,8 @@
  *   return    raw_tp sys_exit
  *   switches  raw_tp sched_switch: how much of a call was off CPU
  *   faults    raw_tp page_fault_user, where the kernel has it: pages of mapped files
+ *   requests  raw_tp io_uring_submit_req (before 08760051b9d2, 6.3: io_uring_submit_sqe), io_uring_complete, where the
+ *             kernel has them as they are since 5.19
  *
  * maps
  *   file_operations     by system call number: the operation, and which argument is the descriptor; 0: none
@@ -16,6 +18,10 @@
  *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
  *   file_stacks_0, _1   those of them that reached the minimum, by stack as well
  *   file_fault          per CPU: the last page fault of a program that began there
+ *   ring_operations     by operation of io_uring, as file_operations
+ *   ring_requests       by address of struct io_kiocb: requests in progress
+ *   ring_slow           by process: when one of its requests last reached the minimum
+ *   ring_sampled        per CPU: when a request last got a stack although its process had no slow one
  *   file_names          path of each file, in pieces, from the file up to the root
  *   file_sampled        per CPU: when a call below the raised minimum last got a stack
  *   file_lost           what did not fit, by enum file_lost
@@ -34,6 +40,10 @@
  * last switch-in, and is counted when the thread is next switched out or begins a call. A fault is known by the number of
  * faults that the thread has finished, which the kernel counts (mm_account_fault), because a loop may fault again and
  * again at the same instruction. Its stacks are those of its last wait that reached the minimum, which offcpu.c has unwound.
+ *
+ * A request to io_uring is in progress from its submission until it is completed, in whatever thread that happens. The
+ * user stack of its submission is unwound then, when nobody knows yet how long it will take, by the rule by which
+ * requests to disks get a stack (disks.c). The file of a registered descriptor is known when the request is completed.
  *
  * Totals are kept by CPU, so that only one program at a time writes to an entry and nothing has to be atomic: programs
  * at system call tracepoints run with preemption disabled. For the same reason the scratch space of switches
@@ -54,6 +64,9 @@
  *                                           NODE_*, MAPPING_NODE: in a red-black tree
  *   FAULTS_MAJOR, FAULTS_MINOR              offsets in task_struct
  *   MMAP_READ                               the operation as which faults count
+ *   RING_FILE, RING_*                       offsets in struct io_kiocb. Not set: io_uring does not count
+ *   SUBMIT_ARGUMENT, RESULT_ARGUMENT        which argument of the tracepoints is the request, and the result
+ *   CQE_ARGUMENT, CQE_RESULT                instead of RESULT_ARGUMENT: which one is the completion, and an offset in it
  *   NAMESPACE                               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"
@@ -74,6 +87,11 @@
 #define PATH_STEPS 32
 #define PF_EXITING 4          /* include/linux/sched.h */
 #define NO_CALL -1            /* instead of a system call number: in an exception */
+#define RING_OPERATIONS 256
+#define RING_FIXED_FILE 1     /* include/uapi/linux/io_uring.h: IOSQE_FIXED_FILE: a registered descriptor */
+#define RING_SKIPS_END 64     /* IOSQE_CQE_SKIP_SUCCESS */
+#define PF_IO_WORKER 0x10
+#define SLOW_NS 1000000000ULL
 #define TREE_STEPS 40
 #define MAPLE_STEPS 8
 #define MAPLE_PIVOTS 16       /* at least as many as a node has */
@@ -530,6 +548,130 @@ int on_fault(struct bpf_raw_tracepoint_args *ctx)
 	fault->faults = finished_faults(current_task());
 	fault->tid = bpf_get_current_pid_tgid();
 	fault->start_ns = bpf_ktime_get_ns();
+	return 0;
+}
+#endif
+
+#ifdef RING_FILE
+struct ring_request {
+	u64 start_ns;
+	u64 user;          /* id of the stack of its submission; 0: none */
+	struct file_key key; /* that of a registered descriptor has no file yet */
+	char comm[16];
+};
+BPF_ARRAY(ring_operations, u32, RING_OPERATIONS);
+BPF_TABLE("hash", u64, struct ring_request, ring_requests, FILE_CALLS);
+BPF_TABLE("lru_hash", u32, u64, ring_slow, RING_USERS);
+BPF_PERCPU_ARRAY(ring_sampled, u64, 1);
+
+/* Return whether a request of a process gets a stack. */
+static inline __attribute__((always_inline)) bool wants_stack(struct config *c, struct thinning *t, u32 pid, u64 now_ns)
+{
+	u32 zero = 0;
+	u64 *slow_ns = ring_slow.lookup(&pid), *sampled_ns = ring_sampled.lookup(&zero);
+
+	end_period(c, t, now_ns);
+	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
+		return true;
+	if (!sampled_ns || elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS)
+		return false;
+	*sampled_ns = now_ns;
+	return true;
+}
+
+/* In the thread that submits, or in the kernel thread of the ring that does it for the process. */
+int on_submit(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[SUBMIT_ARGUMENT];
+	struct task_struct *task = current_task();
+	struct thinning *t = thinning_of_cpu();
+	u64 id = bpf_get_current_pid_tgid(), address = (u64)request;
+	u32 pid = id >> 32, tid = id, zero = 0, number = 0, flags = 0, descriptor = 0;
+	u32 task_flags = MEMBER(u32, task, TASK_FLAGS);
+	struct config *c = config.lookup(&zero);
+	struct ring_request new = {};
+	u8 opcode = 0;
+
+	bpf_probe_read_kernel(&opcode, sizeof(opcode), request + RING_OPCODE);
+	number = opcode;
+	u32 *operation = ring_operations.lookup(&number);
+	bpf_probe_read_kernel(&flags, sizeof(flags), request + RING_FLAGS);
+	if (!operation || !*operation || flags & RING_SKIPS_END || !c || !t)
+		return 0;
+#ifdef NAMESPACE
+	if (!find_ids(task, &pid, &tid))
+		return 0;
+#endif
+	if (!passes_filters(c, task, true, pid, tid, 0))
+		return 0;
+	if (!(flags & RING_FIXED_FILE)) {
+		bpf_probe_read_kernel(&descriptor, sizeof(descriptor), request + RING_DESCRIPTOR);
+		char *file = open_file(descriptor);
+		if (!file || !identify(file, &new.key.file))
+			return 0;
+		store_path(file, &new.key.file);
+	}
+	new.key.pid = pid;
+	new.key.operation = *operation & OPERATION_MASK;
+	bpf_get_current_comm(new.comm, sizeof(new.comm));
+	new.start_ns = bpf_ktime_get_ns();
+	if (!(task_flags & PF_IO_WORKER) && wants_stack(c, t, pid, new.start_ns)) {
+		new.user = user_stack(ctx, AT_SWITCH, task, pid, tid, task_flags);
+		charge_stacks(c, t, new.start_ns);
+	}
+	if (ring_requests.lookup(&address)) /* its end was missed */
+		count_lost_call(FILE_LOST_CALLS);
+	if (ring_requests.update(&address, &new))
+		count_lost_call(FILE_LOST_CALLS);
+	return 0;
+}
+
+/* io_uring_complete(ctx, request, ...); the request is NULL for completions that do not end one. */
+int on_request_end(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[1], *file = 0;
+	u64 address = (u64)request;
+	struct ring_request *r = ring_requests.lookup(&address);
+	u32 zero = 0, number = 0, *buffer = active_buffer.lookup(&zero);
+	bool is_second = buffer && *buffer, is_new = false;
+	struct config *c = config.lookup(&zero);
+	u8 opcode = 0;
+	s32 returned = 0;
+
+	if (!r || !c)
+		return 0;
+	struct file_stack_key at = {.file = r->key, .user = r->user};
+	u64 now_ns = bpf_ktime_get_ns(), ns = now_ns - r->start_ns;
+#ifdef CQE_RESULT
+	bpf_probe_read_kernel(&returned, sizeof(returned), (char *)ctx->args[CQE_ARGUMENT] + CQE_RESULT);
+#else
+	returned = ctx->args[RESULT_ARGUMENT];
+#endif
+	bpf_probe_read_kernel(&opcode, sizeof(opcode), request + RING_OPCODE);
+	number = opcode;
+	u32 *operation = ring_operations.lookup(&number);
+	u64 bytes = operation && *operation & HAS_BYTES && returned > 0 ? returned : 0;
+	if (!at.file.file.inode) {
+		bpf_probe_read_kernel(&file, sizeof(file), request + RING_FILE);
+		if (!file || !identify(file, &at.file.file)) {
+			ring_requests.delete(&address);
+			return 0;
+		}
+		store_path(file, &at.file.file);
+	}
+	at.file.cpu = bpf_get_smp_processor_id();
+	struct file_totals *t = totals_of(&at.file, is_second, &is_new);
+	if (t) {
+		if (is_new)
+			__builtin_memcpy(t->comm, r->comm, sizeof(t->comm));
+		add_to_totals(t, ns, 0, bytes);
+		if (ns >= c->min_ns) {
+			ring_slow.update(&at.file.pid, &now_ns);
+			if (at.user)
+				add_to_stack(&at, ns, bytes, is_second);
+		}
+	}
+	ring_requests.delete(&address);
 	return 0;
 }
 #endif

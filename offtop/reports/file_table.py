@@ -56,7 +56,7 @@ def _line(row: FileRow) -> str:
     rate = f"{row.bytes_per_s / 1e6:.2f}" if totals.bytes else ""
     return (
         f"{row.key.pid:>7} {printable(row.process)[:_COMMAND_WIDTH]:<{_COMMAND_WIDTH}} {row.key.operation:<15} "
-        f"{count(row.calls_per_s):>7} {rate:>7} {duration(totals.total_ns):>6} {row.off_cpu_pct:>8.0f} "
+        f"{count(row.calls_per_s):>7} {rate:>7} {duration(totals.total_ns):>6} {row.off_cpu_text:>8} "
         f"{duration(totals.percentile_ns(50)):>6} {duration(totals.percentile_ns(99)):>6} {duration(totals.max_ns):>6} "
         f"{duration(totals.now_ns):>6}  {printable(row.name)}"
     )

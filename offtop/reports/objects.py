@@ -725,7 +725,8 @@ class FileOperation(Struct, frozen=True, kw_only=True):
     pid: int
     process: str
     op: Annotated[str, _one_of(*OPERATIONS)]
-    """System call, without the 64 that some have at their end."""
+    """System call, without the 64 that some have at their end; mmap-read: page faults on a mapped file that waited;
+    uring-…: requests to io_uring, from submission to completion."""
     file: str
     """Path as the process has it, when it was first seen; [inode N on MAJOR:MINOR] if it is unknown."""
     device: str
@@ -738,7 +739,7 @@ class FileOperation(Struct, frozen=True, kw_only=True):
     total_ns: Count
     """ns in calls; calls in progress count as they go."""
     offcpu_ns: Count
-    """The part of total_ns that was off CPU."""
+    """The part of total_ns that was off CPU; 0 for requests to io_uring, for which no thread need wait."""
     max_ns: Count
     now_ns: Count
     """Age of the longest call in progress at the end of the tick; 0: none."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.accounting.file_calls import path_of
-from offtop.kernel.bpf.file_program import PATH, why_without_faults
+from offtop.kernel.bpf.file_program import PATH, why_without_faults, why_without_rings
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import NO_CALLS, FileActivity, FileTotals, added
@@ -225,12 +225,13 @@ def test_nothing_is_attached_in_other_modes() -> None:
     with watching_kernel_stacks() as watched:
         before = tracepoints()
         assert watched.tick().files is None
-        has_faults = not why_without_faults(watched.source._parts.features)  # pyright: ignore[reportPrivateUsage]
+        features = watched.source._parts.features  # pyright: ignore[reportPrivateUsage]
+        attached = 3 + (not why_without_faults(features)) + 2 * (not why_without_rings(features))
         watched.source.set_files(True)
-        assert tracepoints() == before + 3 + has_faults
+        assert tracepoints() == before + attached
         assert watched.tick().files is not None
         watched.source.set_files(True)
-        assert tracepoints() == before + 3 + has_faults
+        assert tracepoints() == before + attached
         watched.source.set_files(False)
         assert tracepoints() == before
         assert watched.tick().files is None

@@ -107,6 +107,21 @@ async def test_page_faults_say_that_only_those_that_waited_are_counted() -> None
 
 
 @asynchronous
+async def test_requests_to_io_uring_have_no_time_off_cpu() -> None:
+    made = source()
+    reads = {FileKey(42, "uring-read", TABLE): FileTotals(2, 8192, 9 * MS, 0, 6 * MS, log2.of(3 * MS, 6 * MS))}
+    made.files = FileActivity(reads, ACTIVITY.names, ACTIVITY.comms)
+    async with shown(made, (160, 50), view=VIEW) as (app, _):
+        lines = [line.strip() for line in pane(app, FILES)]
+    assert lines[2].split()[1:] == [
+        *("uring-read", "/var/lib/db/a-long-name-of-a-table/t.ibd", "2", "0.01"),
+        *("27ms", "4.2ms", "6.0ms", "6.0ms", "db(42)"),
+    ]
+    assert "inode 2 on device 0:1; 6 requests completed, 24,576 bytes" in lines
+    assert "27ms from submission to completion" in lines
+
+
+@asynchronous
 async def test_names_of_files_and_processes_are_escaped() -> None:
     async with shown(source(), (160, 50), view=VIEW) as (app, _):
         line = next(line for line in pane(app, FILES) if line.lstrip("> ").startswith("write"))

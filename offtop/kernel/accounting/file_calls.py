@@ -8,13 +8,15 @@ counts with all of its time when it returns.
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import reduce
+from pathlib import Path
 from typing import NamedTuple
 
 from offtop.kernel.bpf import file_program
-from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, STACK, STACK_KEY, TOTALS, FileProgram
+from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, REQUEST, STACK, STACK_KEY, TOTALS, FileProgram
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
 from offtop.model.values.largest import largest
+from offtop.model.values.snapshot import PSEUDO_PIDS
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
@@ -22,6 +24,10 @@ _MOST_STACKS = 1000
 """Of one snapshot, of its rows."""
 _MOST_NAMES = 65_536
 """Files whose names are kept; the least recently used ones are dropped."""
+
+
+_MISSED_NS = 1_000_000_000
+"""A request to io_uring that is older is dropped once its process has exited."""
 
 
 class _Call(NamedTuple):
@@ -41,6 +47,8 @@ class FileCalls:
         self.program, self._stack_ids = program, stack_ids
         self._in_progress: dict[int, _Call] = {}
         """By tid."""
+        self._requests: dict[int, _Call] = {}
+        """Requests to io_uring, by address."""
         self._owed: dict[FileKey, tuple[int, int]] = {}
         """Time in all, and off CPU, that was shown of calls that BPF has not counted yet."""
         self._names: OrderedDict[FileId, str] = OrderedDict()
@@ -58,6 +66,7 @@ class FileCalls:
         self._totals = {key: numbers._replace(now_ns=0) for key, numbers in self._totals.items()}
         self._add(ended)
         self._follow_calls(at_ns)
+        self._follow_requests(at_ns)
         for key in ended:
             self._settle(key)
 
@@ -131,19 +140,45 @@ class FileCalls:
                 is_over = faults and not out_ns
                 so_far_ns = (min(in_ns, at_ns) if is_over else at_ns) - start_ns
                 off_cpu_ns = min(so_far_ns, off_cpu_ns + (max(0, at_ns - out_ns) if out_ns else 0))
-                was = before.pop(tid, None)
-                if was is not None and was.start_ns != start_ns:
-                    self._owe(was)
-                    was = None
-                shown_ns, shown_off_cpu_ns = (was.shown_ns, was.shown_off_cpu_ns) if was else (0, 0)
-                off_cpu_ns = max(off_cpu_ns, shown_off_cpu_ns)
-                self._in_progress[tid] = _Call(start_ns, key, so_far_ns, off_cpu_ns)
-                one = FileTotals(total_ns=so_far_ns - shown_ns, off_cpu_ns=off_cpu_ns - shown_off_cpu_ns)
-                now_ns = max(0 if is_over else so_far_ns, self._totals.get(key, NO_CALLS).now_ns)
-                self._add({key: one._replace(now_ns=now_ns)})
+                call = _Call(start_ns, key, so_far_ns, off_cpu_ns)
+                self._show(self._in_progress, before, tid, call, 0 if is_over else so_far_ns)
                 self._comms.setdefault(key.pid, _text(comm))
         for call in before.values():
             self._owe(call)
+
+    def _follow_requests(self, at_ns: int) -> None:
+        """Do the same for requests to io_uring, whose end may be missed: those of processes that exited are dropped."""
+        before, self._requests = self._requests, {}
+        requests = self.program.maps.get("ring_requests")
+        if requests is None:
+            return
+        ended: list[int] = []
+        for keys, values in requests.read():
+            addresses = memoryview(keys).cast("Q")
+            for address, (start_ns, _, raw, comm) in zip(addresses, REQUEST.iter_unpack(values), strict=True):
+                key = _key(KEY.unpack(raw))
+                age_ns = at_ns - start_ns
+                if age_ns > _MISSED_NS and _has_exited(key.pid):
+                    ended.append(address)
+                elif age_ns > 0 and key.file.inode:
+                    self._show(self._requests, before, address, _Call(start_ns, key, age_ns, 0), age_ns)
+                    self._comms.setdefault(key.pid, _text(comm))
+        for address in ended:
+            requests.delete(address.to_bytes(8, "little"))
+        for call in before.values():
+            self._owe(call)
+
+    def _show(self, shown: dict[int, _Call], before: dict[int, _Call], number: int, call: _Call, age_ns: int) -> None:
+        """Add what `call` took since it was last shown, as `before` has it. `age_ns`: 0 if it is over."""
+        was = before.pop(number, None)
+        if was is not None and was.start_ns != call.start_ns:
+            self._owe(was)
+            was = None
+        earlier_ns, earlier_off_cpu_ns = (was.shown_ns, was.shown_off_cpu_ns) if was else (0, 0)
+        call = shown[number] = call._replace(shown_off_cpu_ns=max(call.shown_off_cpu_ns, earlier_off_cpu_ns))
+        now_ns = max(age_ns, self._totals.get(call.key, NO_CALLS).now_ns)
+        total_ns, off_cpu_ns = call.shown_ns - earlier_ns, call.shown_off_cpu_ns - earlier_off_cpu_ns
+        self._add({call.key: FileTotals(total_ns=total_ns, off_cpu_ns=off_cpu_ns, now_ns=now_ns)})
 
     def _owe(self, call: _Call) -> None:
         total_ns, off_cpu_ns = self._owed.get(call.key, (0, 0))
@@ -179,6 +214,10 @@ def path_of(stored: bytes) -> str:
     pieces = text[:size].split(b"\0")[:-1]
     path = "/".join(piece.decode(errors="surrogateescape") for piece in reversed(pieces))
     return f"…/{path}" if is_cut else f"/{path}"
+
+
+def _has_exited(pid: int) -> bool:
+    return pid not in PSEUDO_PIDS and not Path(f"/proc/{pid}").exists()
 
 
 def _key(raw: tuple[int, ...]) -> FileKey:

@@ -81,6 +81,13 @@ class Features:
     mappings: Mapping[str, int]
     """Offsets that lead from a task and an address to the mapped file, by their names in bpf/files.c; empty if unknown,
     or if the kernel has no tracepoint at page faults."""
+    rings: Mapping[str, int]
+    """Offsets in requests to io_uring, and arguments of its tracepoints, by their names in bpf/files.c; empty if
+    they are unknown, or if the kernel has no such tracepoints."""
+    ring_submission: str
+    """The tracepoint at the submission of such a request; empty if the kernel has none."""
+    ring_operations: Mapping[str, int]
+    """Operations of io_uring by the kernel's names for them (IORING_OP_READ and so on)."""
     disks: Mapping[str, int]
     """Offsets in requests to block devices, and flags, by their names in bpf/disks.c; empty if unknown."""
     disk_operations: Mapping[str, int]
@@ -158,6 +165,7 @@ def detect(types: KernelTypes) -> Features:
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
     state = types.offset("task_struct", "__state")
     cgroup = _cgroup(types)
+    submission = next((name for name in _RING_SUBMISSIONS if types.has_tracepoint(name)), "")
     safe_map_kinds = safe_maps(map_internals(types))
     return Features(
         switch_in_probes=tuple(probe for probe in SWITCH_IN_PROBES if available[probe]),
@@ -189,6 +197,9 @@ def detect(types: KernelTypes) -> Features:
         files=_files(types),
         paths=_all_of(types, _PATHS),
         mappings=_mappings(types),
+        rings=_rings(types, submission),
+        ring_submission=submission,
+        ring_operations=types.enumerators("io_uring_op"),
         disks=_disks(types),
         disk_operations=types.enumerators("req_op") or types.enumerators("req_opf"),
         sockets=_sockets(types),
@@ -263,6 +274,13 @@ _RED_BLACK_TREE = {
     "NODE_LEFT": ("rb_node", "rb_left"),
     "NODE_RIGHT": ("rb_node", "rb_right"),
 }
+_RINGS = {
+    "RING_FILE": ("io_kiocb", "file"),
+    "RING_OPCODE": ("io_kiocb", "opcode"),
+    "RING_FLAGS": ("io_kiocb", "flags"),
+}
+_RING_SUBMISSIONS = ("io_uring_submit_req", "io_uring_submit_sqe")
+"""Names of the tracepoint at the submission of a request, newest first."""
 _DISKS = {
     "REQUEST_QUEUE": ("request", "q"),
     "REQUEST_FLAGS": ("request", "cmd_flags"),
@@ -372,6 +390,20 @@ def _mappings(types: KernelTypes) -> Mapping[str, int]:
     else:
         tree = red_black
     return {**found, **tree} if found and tree else {}
+
+
+def _rings(types: KernelTypes, submission: str) -> Mapping[str, int]:
+    found, completion = _all_of(types, _RINGS), types.offset("io_kiocb", "cqe")
+    descriptor, result = types.offset("io_cqe", "fd"), types.offset("io_uring_cqe", "res")
+    if not found or completion is None or descriptor is None or result is None or not submission:
+        return {}
+    # A submission has the request, and until 6.2 another argument.
+    # A completion has (ring, request, user data, result, ...), since 6.14 (ring, request, completion).
+    arguments = types.tracepoint_arguments("io_uring_complete")
+    if types.tracepoint_arguments(submission) > 2 or not arguments:
+        return {}
+    ends = {"CQE_ARGUMENT": 2, "CQE_RESULT": result} if arguments == 3 else {"RESULT_ARGUMENT": 3}
+    return {**found, **ends, "RING_DESCRIPTOR": completion + descriptor, "SUBMIT_ARGUMENT": 0}
 
 
 def _disks(types: KernelTypes) -> Mapping[str, int]:

@@ -26,14 +26,17 @@ STACK = struct.Struct("=4Q")
 """`struct file_stack`: the fields of StackTotals."""
 CALL = struct.Struct(f"=6Q{KEY.size}s16s")
 """`struct file_call`."""
+REQUEST = struct.Struct(f"=2Q{KEY.size}s16s")
+"""`struct ring_request`."""
 PATH_BYTES = 1024 + 256
 PATH = struct.Struct(f"=II{PATH_BYTES}s")
 """`struct file_path`."""
 ID = struct.Struct("=QII")
 """`struct file_id`: inode, device, generation."""
 LOST_KINDS = 2
-_CALLS, _TOTALS, _STACKS, _NAMES = 8192, 16_384, 8192, 8192
-"""Calls in progress at one time; processes, operations and files in a tick, by CPU; stacks of those; files with a path.
+_CALLS, _TOTALS, _STACKS, _NAMES, _RING_USERS = 8192, 16_384, 8192, 8192, 256
+"""Calls in progress at one time; processes, operations and files in a tick, by CPU; stacks of those; files with a path;
+processes with slow requests to io_uring.
 """
 _ARGUMENT_SHIFT, _RETURNED, _HAS_BYTES = 8, 0xF, 1 << 16
 _ARGUMENTS = {**dict.fromkeys(("open", "openat", "openat2", "creat"), _RETURNED), "sendfile": 1}
@@ -54,6 +57,16 @@ _SIZES = {
     "file_names": (ID.size, PATH.size),
     "file_lost": (4, 8),
 }
+_RING_OPERATIONS = {
+    **dict.fromkeys(("READ", "READV", "READ_FIXED", "READV_FIXED"), "uring-read"),
+    **dict.fromkeys(("WRITE", "WRITEV", "WRITE_FIXED", "WRITEV_FIXED"), "uring-write"),
+    "FSYNC": "uring-fsync",
+    "SYNC_FILE_RANGE": "uring-syncrange",
+    "FALLOCATE": "uring-fallocate",
+    "FTRUNCATE": "uring-ftruncate",
+}
+"""By the kernel's names, without IORING_OP_."""
+_RING_SIZES = {"ring_operations": (4, 4), "ring_requests": (8, REQUEST.size)}
 _RAW_TRACEPOINTS = {"on_enter": "sys_enter", "on_leave": "sys_exit", "on_switch": "sched_switch"}
 
 
@@ -70,15 +83,24 @@ class FileProgram:
         if not why_without_faults(features):
             defines |= {**features.mappings, "MMAP_READ": OPERATIONS.index(MMAP_READ) + 1}
             tracepoints = {**tracepoints, "on_fault": "page_fault_user"}
-        self._fds = program.load_beside("files.c", tracepoints, [*_SIZES], defines)
+        maps = dict(_SIZES)
+        if not why_without_rings(features):
+            defines |= {**features.rings, "RING_USERS": _RING_USERS}
+            tracepoints = {**tracepoints, "on_request_end": "io_uring_complete", "on_submit": features.ring_submission}
+            maps |= _RING_SIZES
+        self._fds = program.load_beside("files.c", tracepoints, [*maps], defines)
         self.programs: Mapping[str, int] = {
             f"file {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
         }
         cpus = possible_cpus()
-        self.maps = {name: Map(self._fds[f"map {name}"], cpus if name == "file_lost" else 1) for name in _SIZES}
-        operations = self.maps["file_operations"]
-        for number, entry in _operations().items():
-            operations.update(number.to_bytes(4, "little"), entry.to_bytes(4, "little"))
+        self.maps = {name: Map(self._fds[f"map {name}"], cpus if name == "file_lost" else 1) for name in maps}
+        self._fill("file_operations", _operations())
+        if "ring_operations" in maps:
+            self._fill("ring_operations", _ring_operations(features.ring_operations))
+
+    def _fill(self, name: str, entries: Mapping[int, int]) -> None:
+        for number, entry in entries.items():
+            self.maps[name].update(number.to_bytes(4, "little"), entry.to_bytes(4, "little"))
 
     def close(self) -> None:
         for fd in self._fds.values():
@@ -98,6 +120,11 @@ def why_without_faults(features: Features) -> str:
     return "" if features.mappings else "this kernel has no tracepoint at page faults (arm64 has none)"
 
 
+def why_without_rings(features: Features) -> str:
+    """Why requests to io_uring cannot be counted; empty if they can."""
+    return "" if features.rings else "this kernel does not report requests to io_uring, as Linux 5.19 and newer do"
+
+
 def _operations() -> dict[int, int]:
     """Return the entries of file_operations, by system call number."""
     entries: dict[int, int] = {}
@@ -108,4 +135,15 @@ def _operations() -> dict[int, int]:
         for number in (syscalls.number_of(name), syscalls.number_of(f"{name}64")):
             if 0 <= number < layout.CALLS:
                 entries[number] = entry
+    return entries
+
+
+def _ring_operations(kernel: Mapping[str, int]) -> dict[int, int]:
+    """Return the entries of ring_operations, by number of the operation. `kernel`: its operations by their names."""
+    entries: dict[int, int] = {}
+    for name, operation in _RING_OPERATIONS.items():
+        number = kernel.get(f"IORING_OP_{name}")
+        if number is not None:
+            has_bytes = _HAS_BYTES if operation in ("uring-read", "uring-write") else 0
+            entries[number] = OPERATIONS.index(operation) + 1 | has_bytes
     return entries

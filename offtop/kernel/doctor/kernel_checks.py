@@ -317,9 +317,14 @@ def file_operations() -> Check:
     """Check for the types that counting file operations needs (key 7)."""
     check = _list_check("file operations", file_program.why_unavailable, "7, --mode file")
     known = features_found()
-    if check.verdict != "ok" or known is None or not (why := file_program.why_without_faults(known)):
+    if check.verdict != "ok" or known is None:
         return check
-    return replace(check, what=f"{check.what}, but not page faults on mapped files: {why}")
+    missing = {
+        "page faults on mapped files": file_program.why_without_faults(known),
+        "requests to io_uring": file_program.why_without_rings(known),
+    }
+    without = "".join(f"; without {what}: {why}" for what, why in missing.items() if why)
+    return replace(check, what=check.what + without)
 
 
 def disk_requests() -> Check:

@@ -11,7 +11,7 @@ from offtop.model.aggregate.io_paths import IoRow
 from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.files import NO_CALLS, FileActivity, FileKey, FileTotals
+from offtop.model.values.files import NO_CALLS, RING_OPERATIONS, FileActivity, FileKey, FileTotals
 from offtop.model.values.io_stacks import Stacks, StackTotals, by_row
 from offtop.units import NS_PER_S, percent
 
@@ -52,6 +52,11 @@ class FileRow(NamedTuple):
     @property
     def off_cpu_pct(self) -> float:
         return min(100.0, percent(self.totals.off_cpu_ns, self.totals.total_ns))
+
+    @property
+    def off_cpu_text(self) -> str:
+        """%OFF-CPU as it is shown: empty for a request to io_uring, for which no thread need wait."""
+        return "" if self.key.operation in RING_OPERATIONS else f"{self.off_cpu_pct:.0f}"
 
     @property
     def who(self) -> str:

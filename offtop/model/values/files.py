@@ -17,11 +17,14 @@ FILE = "file"
 """The mode that shows file operations. Beside them, the same is gathered as in mode offcpu."""
 MMAP_READ = "mmap-read"
 """A page fault on a mapped file in which the thread slept."""
+RING_OPERATIONS = ("uring-read", "uring-write", "uring-fsync", "uring-syncrange", "uring-fallocate", "uring-ftruncate")
+"""Requests to io_uring, from their submission to their completion. No thread need wait for them."""
 OPERATIONS = (
     *("read", "write", "pread", "pwrite", "readv", "writev", "preadv", "pwritev", "preadv2", "pwritev2"),
     *("fsync", "fdatasync", "sync_file_range", "open", "openat", "openat2", "creat", "getdents"),
     *("ftruncate", "fallocate", "copy_file_range", "sendfile"),
     MMAP_READ,
+    *RING_OPERATIONS,
 )
 """Names of the operations, as system calls are called, without the 64 that some have at their end."""
 
@@ -56,7 +59,7 @@ class FileTotals(NamedTuple):
     total_ns: int = 0
     """Time in these calls, including calls in progress, as far as it passed in the span."""
     off_cpu_ns: int = 0
-    """The part of total_ns that was off CPU."""
+    """The part of total_ns that was off CPU; 0 for RING_OPERATIONS."""
     max_ns: int = 0
     """The longest call that returned, however long before the span it began."""
     histogram: int = 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
-from offtop.model.values.files import MMAP_READ
+from offtop.model.values.files import MMAP_READ, RING_OPERATIONS
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
@@ -19,6 +19,12 @@ from offtop.units import count, duration, size, span
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
 """Least widths for these columns."""
 _MOST_WHO = 24
+_CALLS = "call returned", "calls returned"
+_ENDED = {
+    MMAP_READ: ("page fault that waited", "page faults that waited (the others are not counted)"),
+    **dict.fromkeys(RING_OPERATIONS, ("request completed", "requests completed")),
+}
+"""What is counted: one, and several."""
 _BARS = 24
 """Cells of the longest bar of the histogram."""
 
@@ -123,7 +129,7 @@ def cells(row: FileRow) -> dict[str, tuple[str, str]]:
         "CALLS/S": (count(row.calls_per_s), "value"),
         "MB/S": (megabytes(row.bytes_per_s), "value"),
         "TIME": (duration(totals.total_ns), "waiting"),
-        "%OFF-CPU": (f"{row.off_cpu_pct:.0f}", "value"),
+        "%OFF-CPU": (row.off_cpu_text, "value"),
         "P50": (duration(totals.percentile_ns(50)), "value"),
         "P99": (duration(totals.percentile_ns(99)), "value"),
         "MAX": (duration(totals.max_ns), "value"),
@@ -137,14 +143,12 @@ def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:
     """Return the selected row in full, with its histogram."""
     totals, detail = row.totals, common.catalog.detail(row.key.pid)
     on_cpu_ns = max(0, totals.total_ns - totals.off_cpu_ns)
-    is_fault = row.key.operation == MMAP_READ
-    one, many = ("page fault", "page faults") if is_fault else ("call returned", "calls returned")
-    calls = f"{totals.calls:,} {one if totals.calls == 1 else many}"
-    if is_fault:
-        calls += " that waited (the others are not counted)"
+    calls = f"{totals.calls:,} {_ENDED.get(row.key.operation, _CALLS)[totals.calls != 1]}"
     sums = f"{calls}, {totals.bytes:,} bytes" if totals.bytes else calls
     spent = f"{duration(totals.total_ns) or '0'} in calls: {duration(totals.off_cpu_ns) or '0'} off CPU, "
     spent += f"{duration(on_cpu_ns) or '0'} on it"
+    if row.key.operation in RING_OPERATIONS:
+        spent = f"{duration(totals.total_ns) or '0'} from submission to completion"
     of_process = "  ".join(filter(None, (label(detail.cgroup), detail.user, detail.cmdline)))
     lines = [
         plain(fit(f" {row.key.operation} {row.name}", pen.width, pen.glyphs), "title"),

@@ -160,15 +160,18 @@ def test_lists_that_the_kernel_cannot_count_say_so(monkeypatch: pytest.MonkeyPat
         assert (found.verdict, found.remedy.startswith("use Linux 5.15 or newer")) == ("warn", True)
 
 
-def test_a_kernel_without_a_tracepoint_at_page_faults_still_counts_file_operations(
+def test_a_kernel_without_tracepoints_at_page_faults_and_io_uring_still_counts_file_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = kernel_checks.features_found()
     assert known is not None
-    monkeypatch.setattr(kernel_checks, "features_found", lambda: replace(known, mappings={}))
+    monkeypatch.setattr(kernel_checks, "features_found", lambda: replace(known, mappings={}, rings={}))
     check = kernel_checks.file_operations()
     assert check.verdict == "ok"
-    assert "but not page faults on mapped files: this kernel has no tracepoint" in check.what
+    assert "; without page faults on mapped files: this kernel has no tracepoint" in check.what
+    assert "; without requests to io_uring: this kernel does not report" in check.what
+    monkeypatch.setattr(kernel_checks, "features_found", lambda: known)
+    assert kernel_checks.file_operations().what == "can be counted (7, --mode file)"
 
 
 def test_a_real_time_kernel_with_sleeping_ring_buffers_gets_a_warning(
