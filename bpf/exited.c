@@ -91,6 +91,7 @@ static inline __attribute__((always_inline)) void save_exiting(struct task_struc
 		return;
 	bpf_probe_read_kernel(exited->comm, sizeof(exited->comm), (char *)task + TASK_COMM);
 	exited->start_ns = MEMBER(u64, task, START_TIME);
+	count_added(2);
 	bool previous_is_kept = has_previous && save_buffer(exited, &key, which, previous, true);
 	key.at_ns += 1;
 	bool is_kept = (!has_previous || previous_is_kept) && (!last->state || save_buffer(exited, &key, which, last, false));

@@ -21,10 +21,13 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 {
 	stack->frames[FRAMES] = stack->end = 0;
 	u64 id = id_of(stack, depth);
-	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
+	if (kernel_stacks.lookup(&id))
+		return id;
+	if (kernel_stacks.update(&id, stack)) {
 		count_lost(LOST_STACKS);
 		return STACK_LOST;
 	}
+	count_added(1);
 	return id;
 }
 

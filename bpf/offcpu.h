@@ -378,6 +378,7 @@ enum end {
 #define END_PYTHON_SHIFT 9      /* number of Python frames, at most PYTHON_FRAMES */
 #define END_GENERATION_SHIFT 16 /* generation of struct python, if there are Python frames */
 #define END_EXECS_SHIFT 32      /* self_exec_id of the thread, which each exec changes */
+#define COPY_ENTRIES 64 /* a copy counts as so many new entries (count_added), because few of them fit */
 #define COPIED (1ULL << 63) /* in a stack id: the real stack is known once user space has unwound the copy */
 #define EXACT (1ULL << 63) /* in an address: interrupted at this instruction; all others, but for the leaf, are
 			    * return addresses */

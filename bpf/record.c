@@ -8,6 +8,7 @@
  * maps
  *   record        per thread: its wait in progress, and what ended, in a double buffer
  *   lost          what could not be recorded, by enum lost
+ *   added         per CPU: how many entries the tables have got that user space empties
  *
  * cost: see bpf/README.md
  *
@@ -17,6 +18,7 @@
  */
 
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
+BPF_PERCPU_ARRAY(added, u64, 1);
 
 #ifdef RECORDS_IN_HASH
 BPF_TABLE("hash", u64, struct record, record, THREADS);
@@ -34,6 +36,16 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 
 	if (n)
 		*n += 1;
+}
+
+/* Count new entries of the tables that user space empties, so that it can see how full they are. */
+static inline __attribute__((always_inline)) void count_added(u64 entries)
+{
+	u32 zero = 0;
+	u64 *n = added.lookup(&zero);
+
+	if (n)
+		*n += entries;
 }
 
 /* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */

@@ -60,6 +60,7 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	u64 *count = object_sites.lookup(&which);
 	if (count)
 		__sync_fetch_and_add(count, is_object & has_room);
+	count_added(1);
 	if (which)
 		sites_1.insert(key, blank);
 	else

@@ -77,6 +77,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 		return copy->head.fallback;
 	}
 	__sync_fetch_and_add(left, -1);
+	count_added(COPY_ENTRIES);
 	copy->head.bytes = copy->head.end = 0;
 	u64 from = copy->head.sp;
 #pragma clang loop unroll(disable)

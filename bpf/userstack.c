@@ -86,7 +86,12 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 	stack->end |= (u64)MEMBER(u32, current_task(), TASK_EXECS) << END_EXECS_SHIFT;
 	u64 id = id_of(stack, total);
 
-	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
+	if (user_stacks.lookup(&id))
+		return id;
+	if (user_stacks.update(&id, stack))
+		return STACK_LOST;
+	count_added(1);
+	return id;
 }
 
 /* Unwind the user stack along frame pointers, with the kernel's own unwinder. */

@@ -74,7 +74,7 @@ class Source(Protocol):
         ...
 
     def drain(self) -> None:
-        """Drain the kernel's buffers. The reading thread must call it at least once a second.
+        """Drain the kernel's buffers, if that is needed. The reading thread must call it at least once a second.
 
         Raises OfftopError.
         """

@@ -182,18 +182,24 @@ class LiveSource(LiveFeed):
             return self._publish(plan, self._tick(plan), in_effect)
 
     def drain(self) -> None:
-        """Drain the maps between two snapshots; the next snapshot includes what was drained.
+        """Drain the maps if they fill up between two snapshots; the next snapshot includes what was drained.
 
-        The maps have room for about a second of normal load, but a display may refresh once a minute. This is a tick
+        The maps have room for about a second of heavy load, but a display may refresh once a minute. This is a tick
         like those of read(), except that it applies no new filters, and scans waits in progress only if threads were
-        lost. Raises KernelError if the kernel refuses.
+        lost. On a quiet machine it would cost more than all the rest. Raises KernelError if the kernel refuses.
         """
         with self._while_open() as is_open:
-            if is_open and self._stages.snapshot_ns:
+            if is_open and self._stages.snapshot_ns and self._must_drain:
                 settings, is_prime = self._parts.config.settings, self._stages.must_prime
                 mode = self._mode[0]
                 min_ns, helper_pids = settings.min_ns, settings.helper_pids
                 self._tick(Plan(settings.filters, min_ns, mode, is_prime, is_prime, helper_pids, has_snapshot=False))
+
+    @property
+    def _must_drain(self) -> bool:
+        has_more_tables = bool(self._files or self._disks or self._watched or self._thresholds)
+        is_filling = has_more_tables or self._mode[0] != OFFCPU or self._parts.drain.is_filling
+        return is_filling or self._stages.must_prime
 
     def _configure(self) -> Plan:
         """Apply what was requested since the last tick, and return what this one has to do."""

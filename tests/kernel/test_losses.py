@@ -275,6 +275,32 @@ def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
             assert sum(t.offcpu_ns for _, t in every) >= 4 * S
 
 
+def test_tables_are_drained_between_two_ticks_only_when_they_fill(
+    monkeypatch: pytest.MonkeyPatch, binary: Path
+) -> None:
+    """Below a fourth of ROOMY, new entries wait for the next tick. An exit counts as two of them."""
+    set_map_sizes(monkeypatch)
+    flip, flips = Drain.flip, list[int]()
+
+    def counted(drain: Drain) -> tuple[int, int, int]:
+        flips.append(len(flips))
+        return flip(drain)
+
+    with sleepers(binary, threads=ROOMY // 8 + 100, sleeps=1, each_us=2000) as child, watching_only(child) as live:
+        live.tick()
+        monkeypatch.setattr(Drain, "flip", counted)
+        live.source.drain()
+        assert not flips
+        child.go()
+        live.source.drain()
+        assert len(flips) == 1
+        live.source.drain()
+        assert len(flips) == 1
+        window = live.tick()
+        slept = {key for key, t in window.each_thread() if key.pid == child.pid != key.tid and t.waits}
+        assert (len(slept), lost([window])) == (ROOMY // 8 + 100, {})
+
+
 def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> None:
     with sleepers(binary, threads=300, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
         ledger = fresh.source._parts.ledger  # pyright: ignore[reportPrivateUsage]

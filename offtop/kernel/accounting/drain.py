@@ -43,6 +43,9 @@ from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS, Calls
 
 _ZERO = bytes(4)
+_FILLED = "sites_0", "exited_0", "kernel_stacks", "user_stacks"
+_PART_ADDED = 4
+"""Up to a fourth of the smallest of these tables may be new entries before it must be drained."""
 
 
 class Drain:
@@ -74,6 +77,8 @@ class Drain:
         """Of the last tick's task scan."""
         self._named: list[Ints] = []
         """Ids of the threads in the task scans of this tick."""
+        self._added_before = 0
+        """How many entries the tables had got at the last flip."""
 
     def scan(self, mode: int) -> bytearray:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
@@ -112,12 +117,23 @@ class Drain:
         """
         maps = self._maps
         drained, self._buffer = self._buffer, 1 - self._buffer
+        self._added_before = self._added
         active, other = maps["active_buffer"], self._buffer.to_bytes(4, "little")
         maps["object_sites"].update(other, bytes(8))
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         active.update(_ZERO, other)  # immediately: a wait that ends in between counts as finished at at_ns
         maps["barrier"].update(_ZERO, maps["barrier_inner"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether so many entries are new since the last flip that the tables must be drained soon."""
+        room = min(self._maps[name].entries for name in _FILLED)
+        return self._added - self._added_before > room // _PART_ADDED
+
+    @property
+    def _added(self) -> int:
+        return sum(memoryview(self._maps["added"].lookup(_ZERO) or b"").cast("Q"))
 
     def threads(self, buffer: int, ran: list[RuntimeSamples], started: list[NewThread], alone: bool) -> ThreadRecords:
         """Return each thread's record from a buffer, and clear it.

@@ -111,6 +111,7 @@ SIZES = {
     "clock_offset": (4, 8),
     "scratch": (4, STACK.size + 8 * (HASH_KEYS + 2)),
     "lost": (4, 8),
+    "added": (4, 8),
     "thinning": (4, THINNING.size),
     "only_pids": (4, 4),
     "only_tids": (4, 4),
@@ -148,7 +149,7 @@ PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "exited_sums", "thinning", "within_calls")
+PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls")
 
 
 class ThreadRecord(NamedTuple):
