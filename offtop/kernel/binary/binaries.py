@@ -1,8 +1,8 @@
 """The binaries that are currently open, and the child process that reads them (reader.py).
 
-At most 16 binaries are open, because each holds memory, and they are closed when they are no longer needed. If the
-child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures within
-a minute no file is read until that minute has passed.
+At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 10 s.
+If the child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures
+within a minute no file is read until that minute has passed.
 """
 
 import os
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from offtop.kernel.binary import cpython_layout, reader
 from offtop.kernel.binary.confinement import RefusedError, report_of
@@ -25,6 +26,8 @@ from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINE
 from offtop.printable import printable
 
 _MOST_OPEN = 16
+_UNUSED_S = 10.0
+"""A file is closed then, so that its memory is free, and so are its disk space and file system once others are done."""
 _SKIP_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
@@ -95,6 +98,15 @@ class _Child(Sandbox):
         return [printable(one[:_LONGEST_NAME]) for one in reply]
 
 
+class _Open(NamedTuple):
+    number: int
+    """By which the child knows the file."""
+    file: OpenedFile
+    """To notice when it changes."""
+    used_s: float
+    """When something was asked of it last (CLOCK_MONOTONIC)."""
+
+
 class Binaries:
     """Asks its own child about files, and keeps the most recently used ones open.
 
@@ -112,8 +124,8 @@ class Binaries:
         self._reads = (reads or GuardedReads()).channel(_OPEN_S)
         self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
         self._child: _Child | None = None
-        self._open: dict[File, tuple[int, OpenedFile]] = {}
-        """File → the number by which the child knows it, and the open file, to notice when it changes."""
+        self._open: dict[File, _Open] = {}
+        """Least recently used first."""
         self._next = 1
         self._skipped_until_s: dict[File, float] = {}
         """Skipped files → until when (CLOCK_MONOTONIC)."""
@@ -198,10 +210,17 @@ class Binaries:
             self._refuse(refused)
             return []
 
-    def close(self) -> None:
-        """Close all files. They are reopened when needed."""
-        while self._open:
-            self._close(next(iter(self._open)))
+    def close_unused(self) -> float | None:
+        """Close the files of which nothing was asked for 10 s. They are reopened when needed.
+
+        Return in how many seconds that may be the case for the next one; None: no file is open.
+        """
+        before_s = time.monotonic() - _UNUSED_S
+        for file, one in [*self._open.items()]:
+            if one.used_s > before_s:
+                return one.used_s - before_s
+            self._close(file)
+        return None
 
     def close_reads(self) -> None:
         """Stop opening files: no other file is read from now on."""
@@ -212,12 +231,13 @@ class Binaries:
         if self._child:
             self._child.end()
             self._child = None
-        self.close()
+        while self._open:
+            self._close(next(iter(self._open)))
 
     def _ask_once(self, kind: bytes, file: File) -> str:
         try:
             if not self._is_skipped(file) and self._is_open(child := self.start(), file):
-                return child.ask(1, kind, self._open[file][0], b"")[0]
+                return child.ask(1, kind, self._open[file].number, b"")[0]
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
@@ -231,7 +251,7 @@ class Binaries:
                 child = self.start()
                 if self._is_open(child, file):
                     words = struct.pack(f"={len(offsets)}Q", *offsets)
-                    return child.ask(len(offsets), kind, self._open[file][0], words)
+                    return child.ask(len(offsets), kind, self._open[file].number, words)
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
@@ -276,7 +296,7 @@ class Binaries:
             if file.is_overwritten:
                 return False
             if file in self._open:
-                self._open[file] = self._open.pop(file)  # move it to the end: the first ones are closed first
+                self._open[file] = self._open.pop(file)._replace(used_s=time.monotonic())  # moves it to the end
                 return True
             found = file.open(self._reads)
         except TimeoutError:
@@ -287,11 +307,11 @@ class Binaries:
         if len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         number, self._next = self._next, self._next + 1
-        self._open[file] = number, found
+        self._open[file] = _Open(number, found, time.monotonic())
         answer, _, link = child.ask(1, reader.OPEN, number, os.fsencode(file.path), [found.fd])[0].partition(" ")
         if answer != reader.YES:
             file.unreadable = NO_ELF
-            self._open.pop(file)[1].release(self._reads)
+            self._open.pop(file).file.release(self._reads)
             return False
         file.unreadable = ""
         debug_file = self._open_debug_file(file, link) if link else None
@@ -310,7 +330,7 @@ class Binaries:
         if file not in self._open:
             return
         try:
-            written_ns = self._open[file][1].written_ns(self._reads)
+            written_ns = self._open[file].file.written_ns(self._reads)
         except TimeoutError:
             raise
         except OSError:  # the read child has died: open the file again
@@ -346,7 +366,7 @@ class Binaries:
         return False
 
     def _close(self, file: File) -> None:
-        number, found = self._open.pop(file)
+        number, found, _ = self._open.pop(file)
         found.release(self._reads)
         if self._child:
             try:

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 
+from offtop.heap import trim_heap
 from offtop.kernel.binary import cfi, dwfl, unwind_rules
 from offtop.kernel.binary.cfi import Unwinding
 from offtop.kernel.binary.confinement import confine_and_report, send, set_name
@@ -85,6 +86,7 @@ def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes,
         return [f"{YES} {binary.debug_link}".rstrip()]
     if kind == CLOSE:
         binaries.pop(number)[0].close()
+        trim_heap()
         return []
     binary, unwinding = binaries[number]
     if kind == DEBUG_FILE:

@@ -28,8 +28,6 @@ _MOST_NAMES = 100_000
 """Limit for all files together; about 15 MB."""
 _ANSWER_S = 60.0
 """Deadline for one batch, which may have to read the symbols of a big binary first."""
-_IDLE_S = 10.0
-"""All binaries are closed after this long without work."""
 _BEGIN_S = 2.0
 """How long to wait for the reader to report whether it could be confined. It takes a tenth of that."""
 _CLOSE_S = 2.0
@@ -52,8 +50,6 @@ class NameWorker:
         self._known = 0
         """How many names have been added since names were last dropped, plus those kept then."""
         self.version = 0
-        self._worked_s = 0.0
-        """Time of the last lookup."""
         debug_directory = str(debug_files.directory) if debug_files else ""
         self._binaries = Binaries(_ANSWER_S, debug_directory=debug_directory, reads=files.reads)
         self._begun = threading.Event()
@@ -155,7 +151,6 @@ class NameWorker:
             if self._debug_files and not file.debug_file_requested:
                 file.debug_file_requested = True
                 self._debug_files.want(binaries.build_id_to_fetch(file), partial(self._look_up_again, file))
-            self._worked_s = time.monotonic()
         binaries.end()
 
     def _look_up_again(self, file: File) -> None:
@@ -173,10 +168,7 @@ class NameWorker:
         if rest_s := self._binaries.rest_s:
             return Rest(rest_s)
         if not self._queue:
-            idle_s = time.monotonic() - self._worked_s
-            if idle_s >= _IDLE_S:
-                self._binaries.close()
-            return Rest(_IDLE_S - idle_s if len(self._binaries) else None)
+            return Rest(self._binaries.close_unused())
         file = next(iter(self._queue))
         offsets = self._queue.pop(file)
         batch = dict(islice(offsets.items(), _BATCH))

@@ -33,8 +33,6 @@ from offtop.model.values.table import Ints
 _ANSWER_S = 10.0
 """A large library takes seconds on a slow or busy machine. A file that takes longer than this is skipped for
 minutes."""
-_IDLE_S = 10.0
-"""All binaries are closed after this long without work, so that file systems can be unmounted and disk space freed."""
 _NICE = 5
 """Niceness of the reader. It yields to the workload, but less than the reader of names: a stack waits for every
 reply."""
@@ -138,10 +136,9 @@ class Unwinder:
         self._binaries.close_reads()
         self._processes.close_reads()
 
-    def rest(self, idle_s: float) -> None:
-        """Close binaries if there has been no work for long."""
-        if idle_s > _IDLE_S and len(self._binaries):
-            self._binaries.close()
+    def rest(self) -> None:
+        """Close binaries that have not been needed for long."""
+        self._binaries.close_unused()
 
     def forget(self, pid: int) -> None:
         """Forget a process that has exited."""

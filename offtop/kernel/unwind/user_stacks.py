@@ -185,8 +185,8 @@ class UserStacks:
         """The process whose memory is being read, and when that began."""
         self._hung: set[int] = set()
         """Processes whose memory a thread of offtop has been reading for too long."""
-        self._was_copy, self._worked_s = False, time.monotonic()
-        """Whether the last work item was a copy, and when it was taken."""
+        self._was_copy = False
+        """Whether the last work item was a copy."""
         self._changed = threading.Condition()
         with self._changed:
             self._worker = self._new_worker()
@@ -401,7 +401,7 @@ class UserStacks:
         self._take_copies()
         is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
         if not (self._unnamed or len(self._alike.ids) or (is_left and (self._queue or has_waits or unwinder.due_pid))):
-            unwinder.rest(time.monotonic() - self._worked_s)
+            unwinder.rest()
             return Rest((_LOOK_S if is_left else _REST_S) * self._allowance.pause_factor)
         while self._exited:
             unwinder.forget(self._exited.pop())
@@ -416,8 +416,8 @@ class UserStacks:
             work = self._queue.popleft()
         else:
             work = self._pop_oldest() if has_waits else unwinder.due_pid
-        self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
-        self._reading = _pid_of(work), self._worked_s
+        self._was_copy = isinstance(work, Copy)
+        self._reading = _pid_of(work), time.monotonic()
         return work
 
     def _run(self, unwinder: Unwinder, worker: Worker) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.binary import binaries as binaries_module
 from offtop.kernel.binary import files as files_module
 from offtop.kernel.binary.files import Files
 from offtop.kernel.symbols import names as names_module
@@ -410,7 +411,7 @@ def test_names_beyond_the_queue_are_requested_again(
 
 
 def test_idle_workers_hold_no_file_open(namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names_module, "_IDLE_S", 0.01)
+    monkeypatch.setattr(binaries_module, "_UNUSED_S", 0.01)
     path = program(tmp_path / "app")
     with running([path]) as app:
         assert namer.name(app.pid, app.at["function"]) == "function"
