@@ -39,7 +39,7 @@ class SavedFiles:
         return replace(self, clip_directory=clip_file.clip_directory(self.loaded.settings.snapshot_dir, self.owner))
 
     def save_settings(self, view: "View", theme: str, mouse: bool) -> str:
-        from offtop.settings import config
+        from offtop.settings import config, saving
 
         before = self.loaded.settings
         settings = replace(
@@ -65,7 +65,7 @@ class SavedFiles:
         for name in ("debuginfod", "on_trigger"):  # they reach the network or run commands: never saved implicitly
             if self.loaded.origin[name] == "command line":
                 del values[name]
-        return config.save(self.loaded.path, self.owner, values)
+        return saving.save(self.loaded.path, self.owner, values)
 
     def write(self, path: Path, text: str | bytes) -> str:
         from offtop.person import write_theirs

@@ -1,4 +1,4 @@
-"""Read and write settings: a TOML file holds a user's defaults, and the command line overrides them.
+"""Read settings: a TOML file holds a user's defaults, and the command line overrides them.
 
 The file is untrusted text that root reads: errors say which line is wrong, but never quote other content. Settings have
 dotted names as in TOML: `delay`, `keys.preset`.
@@ -16,23 +16,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-import tomlkit
-from tomlkit import items
-from tomlkit.container import Container
-
-from offtop.errors import OfftopError, UsageError
+from offtop.errors import UsageError
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.values.disks import LIST_MODES
 from offtop.model.values.wake import MODES, OFFCPU, WAKEUP
 from offtop.model.viewmodel.view import LATENCIES, LONGEST_DELAY_NS, NAMES, SHORTEST_DELAY_NS, SPANS_NS
-from offtop.person import Person, is_roots, read_theirs, write_theirs
+from offtop.person import Person, is_roots, read_theirs
 from offtop.person import person as current_person
 from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration
 
 EVERYBODYS = Path("/etc/offtop/config.toml")
 """System-wide file, read if the user has none."""
-_KEYS = "keys."
+KEYS = "keys."
 """Prefix of the names of settings in the table [keys]."""
 _WINDOWS = dict(zip(("1s", "10s", "60s", "start"), SPANS_NS, strict=True))
 _MODES = {**{mode: mode for mode in (*MODES, *LIST_MODES)}, "off": OFFCPU, "wake": WAKEUP}
@@ -47,7 +43,6 @@ _LONGEST_ALIGNED = 40
 SOURCES = ("auto", "bpf", "proc")
 _COMMAND_LINE = "command line"
 _SERVERS = r"(auto|https?://[!-+\--~]+([ ,]+https?://[!-+\--~]+){0,9})?"
-_HEAD = "# Settings of offtop. To see them all: offtop --show-config\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ def _flag(name: str, default: bool, means: str) -> Setting:
 
 def _choice(name: str, choices: Sequence[str], means: str) -> Setting:
     """Return a setting with fixed choices. The first one is the default."""
-    attribute = name.removeprefix(_KEYS)
+    attribute = name.removeprefix(KEYS)
 
     def attributes(value: object) -> Mapping[str, Any]:
         if value not in choices:
@@ -347,7 +342,7 @@ SETTINGS = (
         lambda value: {"snapshot_dir": _matched(value, r"((~?/)[^\x00-\x1f\x7f]{0,4000})?")},
         attrgetter("snapshot_dir"),
     ),
-    _choice(f"{_KEYS}preset", ("top", "atop", "vim"), "key preset"),
+    _choice(f"{KEYS}preset", ("top", "atop", "vim"), "key preset"),
 )
 """All settings but the keys of actions, which are named after the action: `keys.pause`."""
 
@@ -372,10 +367,10 @@ def load(
     origin = dict.fromkeys(values, "default")
     sources = [(_COMMAND_LINE, given, True)]
     if file is not None:
-        sources.insert(0, (printable(str(file.path)), _table(file.path, file.content), file.roots))
+        sources.insert(0, (printable(str(file.path)), table_of(file.path, file.content), file.roots))
     for where, table, roots in sources:
-        for name, value in _flat(table):
-            setting = _setting(name, settings, where)
+        for name, value in flat(table):
+            setting = setting_of(name, settings, where)
             if setting.root_only and not roots:
                 raise UsageError(
                     f"{where}: {name} is allowed only in a file that only root can write. Put it into {EVERYBODYS}"
@@ -430,7 +425,8 @@ def _own(person: Person, environ: Mapping[str, str]) -> list[Path]:
     return [place / "offtop" / "config.toml" for place in places]
 
 
-def _table(path: Path, content: bytes) -> dict[str, Any]:
+def table_of(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse a settings file. Raises UsageError if it is not TOML."""
     where, remedy = printable(str(path)), "Fix that, or name another file with --config"
     try:
         return tomllib.loads(content.decode())
@@ -446,15 +442,15 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
         raise UsageError(f"{where}: a number is too long, or brackets are nested too deep. {remedy}") from None
 
 
-def _flat(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield names and values, with `keys.` before names in [keys].
+def flat(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the names and values, with `keys.` before names in [keys].
 
     Names that contain a dot are quoted, as in TOML.
     """
     for name, value in table.items():
         if name == "keys" and isinstance(value, Mapping):
             for action, keys in cast(Mapping[str, object], value).items():
-                yield _KEYS + _quoted_if_dotted(action), keys
+                yield KEYS + _quoted_if_dotted(action), keys
         else:
             yield _quoted_if_dotted(name), value
 
@@ -463,22 +459,22 @@ def _quoted_if_dotted(name: str) -> str:
     return f'"{name}"' if "." in name else name
 
 
-def _setting(name: str, settings: Sequence[Setting], where: str) -> Setting:
+def setting_of(name: str, settings: Sequence[Setting], where: str) -> Setting:
     """Return the setting of that name. Raises UsageError if there is none."""
     known = {setting.name: setting for setting in settings}
     if name in known:
         return known[name]
-    if re.fullmatch("[a-z_]{1,40}", action := name.removeprefix(_KEYS)) and name.startswith(_KEYS):
+    if re.fullmatch("[a-z_]{1,40}", action := name.removeprefix(KEYS)) and name.startswith(KEYS):
         return _key(action)
     inside = [one for one in known if one.startswith(f"{name}.")]
-    near = inside or difflib.get_close_matches(name[:_LONGEST_SHOWN], [*known, _KEYS.rstrip(".")], 1)
+    near = inside or difflib.get_close_matches(name[:_LONGEST_SHOWN], [*known, KEYS.rstrip(".")], 1)
     remedy = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(known)}"
     raise UsageError(f"{where}: there is no setting {_shown(name)}. {remedy}")
 
 
 def _key(action: str) -> Setting:
     return Setting(
-        f"{_KEYS}{action}",
+        f"{KEYS}{action}",
         None,
         f"the keys for {action}",
         "a list of keys, separated by commas",
@@ -524,136 +520,35 @@ def _settings(values: Mapping[str, object], settings: Sequence[Setting]) -> Sett
     for setting in settings:
         attributes |= setting.attributes(values[setting.name])
     named = {setting.name for setting in settings}
-    keys = {name.removeprefix(_KEYS): str(value) for name, value in values.items() if name not in named}
+    keys = {name.removeprefix(KEYS): str(value) for name, value in values.items() if name not in named}
     return Settings(**attributes, keys=MappingProxyType(keys))
 
 
 def toml_of(settings: Settings) -> dict[str, object]:
-    """Return the settings as TOML values, as `load` and `save` take them."""
+    """Return the settings as TOML values, as `load` and saving.save take them."""
     values = {setting.name: setting.said(settings) for setting in SETTINGS}
-    keys = {name.removeprefix(_KEYS): values.pop(name) for name in list(values) if name.startswith(_KEYS)}
+    keys = {name.removeprefix(KEYS): values.pop(name) for name in list(values) if name.startswith(KEYS)}
     return {**values, "keys": {**keys, **settings.keys}}
 
 
 def shown(loaded: Loaded) -> str:
     """Return all settings as TOML, a line each, with the origin as a comment."""
-    lines = {name: f"{name.removeprefix(_KEYS)} = {_toml(value)}" for name, value in _flat(toml_of(loaded.settings))}
+    lines = {name: f"{name.removeprefix(KEYS)} = {toml_text(value)}" for name, value in flat(toml_of(loaded.settings))}
     width = max(len(line) for line in lines.values() if len(line) <= _LONGEST_ALIGNED)
     origins = {name: f"{line:<{width}}  # {loaded.origin[name]}\n" for name, line in lines.items()}
-    above = "".join(line for name, line in origins.items() if not name.startswith(_KEYS))
-    return f"{above}\n[keys]\n{''.join(line for name, line in origins.items() if name.startswith(_KEYS))}"
+    above = "".join(line for name, line in origins.items() if not name.startswith(KEYS))
+    return f"{above}\n[keys]\n{''.join(line for name, line in origins.items() if name.startswith(KEYS))}"
 
 
-def _toml(value: object) -> str:
+def toml_text(value: object) -> str:
     """Format a value as TOML on one line. Unprintable characters are escaped."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(value, ensure_ascii=False))
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(one) for one in cast(Sequence[object], value))}]"
+        return f"[{', '.join(toml_text(one) for one in cast(Sequence[object], value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _escaped(character: str) -> str:
     code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def written(text: str, changes: Mapping[str, object]) -> str:
-    """Return the text of a settings file with `changes` applied.
-
-    Comments, order and other lines stay. A setting that already has the value keeps its spelling; a missing one is
-    added only if it differs from the default. Raises ValueError if the text is not TOML, OfftopError if a setting is
-    not valid or the text cannot be changed without side effects.
-    """
-    present = dict(_flat(tomllib.loads(text)))
-    document: Any = tomlkit.parse(text)
-    lines: list[str] = []
-    key_lines: list[str] = []
-    wanted = dict(present)
-    for name, value in _flat(changes):
-        setting = _setting(name, SETTINGS, "the changes")
-        attributes = _attributes_of(setting, value)
-        if attributes is None:  # such as one mute too many
-            raise OfftopError(f"{name} is now not {setting.expected}, so nothing was written. Remove some of it")
-        if _attributes_of(setting, present.get(name, setting.default)) == attributes:
-            continue
-        wanted[name] = value
-        if name.startswith(_KEYS) and isinstance(document.get("keys"), Mapping):
-            _set_value(document["keys"], name.removeprefix(_KEYS), value)
-        elif name in present:
-            _set_value(document, name, value)
-        else:
-            (key_lines if name.startswith(_KEYS) else lines).append(f"{name.removeprefix(_KEYS)} = {_toml(value)}\n")
-    result = _inserted(tomlkit.dumps(document), "".join(lines))
-    if key_lines:
-        result = f"{result.rstrip()}\n\n[keys]\n{''.join(key_lines)}".lstrip()
-    if _parsed(result) != wanted:
-        raise OfftopError("The settings cannot be merged into that file. Add them by hand: offtop --show-config")
-    return result
-
-
-def _attributes_of(setting: Setting, value: object) -> Mapping[str, Any] | None:
-    """Return what a value sets, or None if it is not valid."""
-    try:
-        return setting.attributes(value)
-    except ValueError:
-        return None
-
-
-def _parsed(text: str) -> dict[str, object] | None:
-    """Return the settings in a text, or None if it is not TOML."""
-    try:
-        return dict(_flat(tomllib.loads(text)))
-    except tomllib.TOMLDecodeError:
-        return None
-
-
-def _set_value(table: Any, name: str, value: object) -> None:
-    """Set a value in a tomlkit table.
-
-    Lists are changed item by item, because items may have comments.
-    """
-    old: Any = table.get(name)
-    if isinstance(old, list) and isinstance(value, list):
-        old_items, new_items = cast(list[object], [*old]), cast(list[object], value)
-        for removed in (one for one in old_items if one not in new_items):
-            cast(Any, old).remove(removed)
-        for added in (one for one in new_items if one not in old_items):
-            cast(Any, old).append(tomlkit.value(_toml(added)))
-        if old == new_items:
-            return
-    table[name] = tomlkit.value(_toml(cast(object, value)))
-
-
-def _inserted(text: str, lines: str) -> str:
-    """Return `text` with `lines` inserted before the first table and its comments."""
-    if not lines:
-        return text
-    body = tomlkit.parse(text).body
-    end = next((at for at, (_, item) in enumerate(body) if isinstance(item, items.Table | items.AoT)), None)
-    head = Container(parsed=True)
-    for at, (key, item) in enumerate(body[:end]):
-        if end is None or not all(isinstance(below, items.Comment) for _, below in body[at:end]):
-            head.append(key, item)
-    above = head.as_string()
-    if not text.startswith(above):  # cannot be split there; the first line is before all tables
-        above = ""
-    settings, end_of_line = above.rstrip("\r\n"), "\r\n" if "\r\n" in text else "\n"
-    gap = above[len(settings) :].removeprefix("\r").removeprefix("\n")
-    new = lines.replace("\n", end_of_line)
-    return f"{settings}{end_of_line if settings else ''}{new}{gap}{text[len(above) :]}"
-
-
-def save(path: Path, person: Person, changes: Mapping[str, object]) -> str:
-    """Write settings to a file, which may not exist yet, and return a message that says so.
-
-    `changes` must hold all settings, as `toml_of` returns them, because a new file hides the system-wide one. Raises
-    OfftopError and changes nothing if the file cannot be written; UsageError if it is not TOML.
-    """
-    content = read_theirs(path, person)
-    text = _HEAD
-    if content is not None:
-        _table(path, content)
-        text = content.decode()
-    write_theirs(path, person, written(text, changes))
-    return f"written to {printable(str(path))}"

@@ -19,7 +19,8 @@ from offtop.model.aggregate.rows import SORTS
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.person import Person
 from offtop.settings import config
-from offtop.settings.config import SETTINGS, Loaded, Settings, load, save, shown, toml_of, written
+from offtop.settings.config import SETTINGS, Loaded, Settings, load, shown, toml_of
+from offtop.settings.saving import save, written
 from offtop.units import NS_PER_S
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
