@@ -9,7 +9,6 @@ import ctypes
 import os
 import pwd
 import re
-import secrets
 import stat
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ def writing_theirs(path: Path, person: Person) -> Generator[BinaryIO]:
     The file (mode 0600) and any missing directories (0700) belong to the user. Raises OfftopError and changes
     nothing if the file cannot be written, or if `path` is a link or anything else but a regular file.
     """
-    temporary_name = f".offtop-{secrets.token_hex(8)}"
+    temporary_name = f".offtop-{os.urandom(8).hex()}"
     with contextlib.ExitStack() as opened:
         with _os_errors(path, person, "written"), as_person(person):
             _make_directories(path.parent)

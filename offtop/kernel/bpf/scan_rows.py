@@ -3,6 +3,7 @@
 The types are not in layout.py, which the sandboxed readers import, without NumPy.
 """
 
+import os
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,7 +67,7 @@ SITE_KEY_ROW = np.dtype(
 _FLAGS_AT = struct.calcsize("=8Q3I")
 """Offset of the flags in a `struct scanned_task`."""
 _32_BIT_END = 1 << 32
-_FACTORS = np.random.default_rng().integers(0, 1 << 64, (2, 64), np.uint64) | np.uint64(1)
+_FACTORS = np.frombuffer(os.urandom(1024), np.uint64).reshape(2, 64) | np.uint64(1)
 _ALIGNMENT = 8
 """All structs of a scan begin at multiples of this."""
 
