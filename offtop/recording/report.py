@@ -361,7 +361,7 @@ def _merged_exited(kind: Kind[K, V], table: Table[K, V], alive: Collection[Threa
     ids = table.ids.copy()
     is_exited = np.array([ThreadKey(*key) not in alive for key in ids[:, :2].tolist()], np.bool_)
     ids[is_exited, :2], ids[is_exited, 3:] = EXITED, NO_STACK
-    return summed(kind, ids, table.numbers, table.lanes)
+    return summed(kind, ids, table.numbers, table.counts)
 
 
 def _waiting_threads(tick: HistoryTick) -> float:

@@ -314,7 +314,7 @@ def _calls(value: object) -> dict[int, str]:
 
 
 def _columns(rows: Rows) -> list[Ints]:
-    return [rows.ids, rows.numbers, *columns.sparse(rows.lanes), rows.evicted, rows.longest_ns]
+    return [rows.ids, rows.numbers, *columns.places_of(rows.counts), rows.evicted, rows.longest_ns]
 
 
 def _running(arrays: Iterator[Ints], threads: Rows) -> Ints:
@@ -373,7 +373,7 @@ def _rows(kind: Kind[K, V], arrays: Iterator[Ints], width: int, numbers: int) ->
         raise ValueError("the longest waits are missing")
     if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
         raise ValueError("longest waits do not match the table")
-    return Rows(table.ids, table.numbers, table.lanes, evicted, longest_ns)
+    return Rows(table.ids, table.numbers, table.counts, evicted, longest_ns)
 
 
 def _matrix(arrays: Iterator[Ints], width: int) -> Ints:
@@ -390,9 +390,10 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
         checked.check_range(rows.evicted, 0, checked.MOST_ID)
         checked.check_range(rows.longest_ns, 0, checked.MOST_NS)
         checked.check_range(rows.numbers, -checked.MOST_NS, checked.MOST_NS)
-        checked.check_range(rows.lanes, -checked.MOST_NS, checked.MOST_NS)
+        checked.check_range(rows.counts[:, 2], -checked.MOST_NS, checked.MOST_NS)
         # Rows of EXITED can be negative: the earlier totals of evicted threads are subtracted there (window.finished).
-        checked.check_range(rows.lanes[rows.ids[:, 1] != EXITED.tid], 0, checked.MOST_NS)
+        of_others = rows.counts[rows.ids[rows.counts[:, 0], 1] != EXITED.tid]
+        checked.check_range(of_others[:, 2], 0, checked.MOST_NS)
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
             raise ValueError("a thread or site occurs twice in a whole tick")
         if len(rows.longest_ns) and not whole:

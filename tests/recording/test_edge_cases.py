@@ -231,7 +231,7 @@ def test_link_created_in_a_race_is_not_followed(tmp_path: Path, monkeypatch: pyt
         ("ids", (0, 1), 1 << 40),
         ("ids", (0, 3), -1),
         ("numbers", (0, 1), 1 << 62),
-        ("lanes", (0, 3), -1),
+        ("counts", (0, 2), -1),
         ("longest_ns", (0,), -1),
     ],
 )

@@ -191,7 +191,7 @@ def test_entry_is_read_as_written() -> None:
     again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(one, {}, {7: "a\x1b\udc80"}, {})), whole=True)
     assert (again.processes, again.change.cost, again.change.filters) == ({7: "a\x1b\udc80"}, one.cost, one.filters)
     assert again.change.sites.numbers.tolist() == one.sites.numbers.tolist()
-    assert again.change.sites.lanes.tolist() == one.sites.lanes.tolist()
+    assert again.change.sites.counts.tolist() == one.sites.counts.tolist()
 
 
 def test_counted_cgroup_is_in_json_and_escaped() -> None:

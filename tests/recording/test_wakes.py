@@ -452,7 +452,6 @@ def test_site_may_occur_twice_with_different_wakes() -> None:
         rows.sites,
         ids=twice,
         numbers=np.concatenate((rows.sites.numbers, rows.sites.numbers[:1])),
-        lanes=np.concatenate((rows.sites.lanes, rows.sites.lanes[:1])),
         longest_ns=np.concatenate((rows.sites.longest_ns, rows.sites.longest_ns[:1])),
     )
     with pytest.raises(ValueError, match="occurs twice"):

@@ -10,7 +10,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, THREADS, Ints
+from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes
 from offtop.model.values.waits import KERNEL
 from offtop.model.values.wake import Storm
 
@@ -38,16 +38,16 @@ class Totals:
             self.sites.begin_tick()
         if tick.ended:
             ids, numbers, lanes = (np.concatenate(parts) for parts in zip(*tick.ended, strict=True))
-            self.threads.add(ids, numbers, lanes, at_ns)
+            self.threads.add(ids, numbers, nonzero_lanes(lanes), at_ns)
         if tick.settled:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.settled, strict=True))
-            self.threads.add(ids, numbers, None, at_ns)
+            self.threads.add(ids, numbers, NO_COUNTS, at_ns)
         late = SiteDeltas.of(tick.late)
-        self._add_sites(tick, counted.ids, counted.numbers, counted.lanes)
+        self._add_sites(tick, counted.ids, counted.numbers, nonzero_lanes(counted.lanes))
         if tick.sites:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
-            self._add_sites(tick, ids, numbers, None)
-        self._add_sites(tick, late.ids, late.numbers, late.lanes)
+            self._add_sites(tick, ids, numbers, NO_COUNTS)
+        self._add_sites(tick, late.ids, late.numbers, nonzero_lanes(late.lanes))
 
     def add_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
         """Add the storms of a tick, by the wake with the storm's waker. `follows_snapshot`: see `add`."""
@@ -81,12 +81,12 @@ class Totals:
     def _move_to_exited(self, site: SiteKey) -> None:
         self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
 
-    def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, lanes: Ints | None) -> None:
+    def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, counts: Ints) -> None:
         if tick.renamed:
             ids = ids.copy()
             for row in np.flatnonzero(ids[:, KERNEL] == NO_STACK).tolist():
                 key = SITES.key(ids[row].tolist())
                 ids[row] = tick.renamed.get(key, key)
-        for key in map(SITES.key, self.sites.add(ids, numbers, lanes, tick.at_ns).tolist()):
+        for key in map(SITES.key, self.sites.add(ids, numbers, counts, tick.at_ns).tolist()):
             if key.tid:
                 self._sites_of.setdefault(key.thread, []).append(key)

@@ -60,7 +60,7 @@ def of_table(kind: Kind[K, V], entries: Mapping[K, V]) -> list[Ints]:
     Histograms are mostly zeros, so only positions and values of the others are stored.
     """
     table = table_of(kind, entries)
-    return [table.ids, table.numbers, *sparse(table.lanes)]
+    return [table.ids, table.numbers, *places_of(table.counts)]
 
 
 def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None) -> Table[K, V]:
@@ -72,27 +72,26 @@ def to_table(kind: Kind[K, V], columns: Iterator[Ints], width: int | None = None
     rows = len(ids)
     if ids.shape != (rows, kind.width) or numbers.shape != (rows, width or kind.numbers):
         raise ValueError("not a table of that kind")
-    return Table(kind, ids, numbers, dense(where, counts, rows))
+    return Table(kind, ids, numbers, _counts(where, counts, rows))
 
 
-def sparse(lanes: Ints) -> tuple[Ints, Ints]:
-    """Return the positions and values of the nonzero lanes of histograms (n, 40)."""
-    flat = lanes.ravel()
-    where = np.flatnonzero(flat)
-    return where, flat[where]
+def places_of(counts: Ints) -> tuple[Ints, Ints]:
+    """Return the places of the lanes that are not 0 (table.nonzero_lanes) in all histograms, and their values."""
+    row, lane, values = counts.T
+    return row * LANES + lane, values
 
 
-def dense(where: Ints, counts: Ints, rows: int) -> Ints:
-    """Return the histograms (rows, 40) again. Raises ValueError if they are invalid."""
+def _counts(where: Ints, counts: Ints, rows: int) -> Ints:
+    """Return the lanes that are not 0 (table.nonzero_lanes). Raises ValueError if they are invalid."""
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows are too many")
     if where.ndim != 1 or where.shape != counts.shape:
         raise ValueError("not histograms")
-    if len(where) and not (where.min() >= 0 and where.max() < rows * LANES):
+    if len(where) and not (where[0] >= 0 and where[-1] < rows * LANES):
         raise ValueError("a histogram of no row")
-    lanes = np.zeros((rows, LANES), np.int64)
-    lanes.ravel()[where] = counts
-    return lanes
+    if (where[1:] <= where[:-1]).any():
+        raise ValueError("lanes that are not in order")
+    return np.column_stack((*np.divmod(where, LANES), counts))
 
 
 def _next(columns: Iterator[Ints]) -> Ints:

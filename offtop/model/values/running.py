@@ -6,7 +6,7 @@ from typing import Generic
 import numpy as np
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.table import MAX_NS, Groups, Ints, K, Kind, Table, V, nonzero_lanes
+from offtop.model.values.table import MAX_NS, Groups, Ints, K, Kind, Table, V
 
 _FIRST_ROOM = 1024
 _MOST_EMPTY = 1024
@@ -43,8 +43,8 @@ class Running(Mapping[K, V], Generic[K, V]):
     def begin_tick(self) -> None:
         self._numbers[: self._used, MAX_NS] = 0
 
-    def add(self, ids: Ints, numbers: Ints, lanes: Ints | None, at_ns: int) -> Ints:
-        """Add a row of `numbers`, and of `lanes` if given, to each key, which may repeat.
+    def add(self, ids: Ints, numbers: Ints, counts: Ints, at_ns: int) -> Ints:
+        """Add a row of `numbers` to each key, which may repeat, and the `counts` of its histogram (nonzero_lanes).
 
         `ids` is (n, fields of a key). Returns those of the keys that are new.
         """
@@ -57,28 +57,25 @@ class Running(Mapping[K, V], Generic[K, V]):
             self._append([*first], new)
             found = list(map(self._rows.get, packed))
         rows = np.array(found, np.int64)
+        np.add.at(self._lanes, (rows[counts[:, 0]], counts[:, 1]), counts[:, 2])
         maxima = numbers[:, MAX_NS]
         if len(rows) and np.bincount(rows).max() > 1:
             groups = Groups(rows)
             rows, maxima, numbers = groups.codes, groups.maxima(maxima), groups.sums(numbers)
-            lanes = None if lanes is None else groups.sums(lanes)
         here = self._numbers.take(rows, axis=0)
         here[:, :MAX_NS] += numbers[:, :MAX_NS]
         np.maximum(here[:, MAX_NS], maxima, out=here[:, MAX_NS])
         self._numbers[rows] = here
         self._longest_ns[rows] = np.maximum(self._longest_ns[rows], maxima)
         self._added_ns[rows] = at_ns
-        if lanes is not None:
-            at, lane, counts = nonzero_lanes(lanes).T
-            self._lanes[rows[at], lane] += counts
         return new
 
-    def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:
+    def begin_with(self, ids: Ints, numbers: Ints, counts: Ints, longest_ns: Ints, at_ns: int) -> None:
         """Add the first rows, with distinct keys.
 
         `longest_ns` is the maximum of each since its source began.
         """
-        self.add(ids, numbers, lanes, at_ns)
+        self.add(ids, numbers, counts, at_ns)
         self._longest_ns[: len(ids)] = longest_ns
 
     def move(self, key: K, to: K) -> None:
@@ -114,7 +111,7 @@ class Running(Mapping[K, V], Generic[K, V]):
             self._kind,
             self._ids[:n],
             self._numbers[:n].copy(),
-            self._lanes[:n].copy(),
+            lanes=self._lanes[:n].copy(),
             present=self._present[:n].copy(),
             longest_ns=self._longest_ns[:n].copy(),
             lineage=self,

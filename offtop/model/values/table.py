@@ -37,6 +37,10 @@ _MOST_DENSE = 1 << 16
 """Codes below this are counted instead of sorted."""
 
 
+NO_COUNTS: Ints = np.zeros((0, 3), np.int64)
+"""Histograms without a wait, as nonzero_lanes returns them."""
+
+
 class Kind(Generic[K, V]):
     """What a table holds: threads or sites."""
 
@@ -55,15 +59,19 @@ SITES = Kind(SiteKey, SiteTotals)
 class Table(Mapping[K, V]):
     """Immutable. Rows that are not `present` are not entries; all their numbers are 0."""
 
-    __slots__ = ("_rows", "ids", "kind", "lanes", "lineage", "longest_ns", "numbers", "present", "serials")
+    __slots__ = (
+        *("_counts", "_lanes", "_rows"),
+        *("ids", "kind", "lineage", "longest_ns", "numbers", "present", "serials"),
+    )
 
     def __init__(
         self,
         kind: Kind[K, V],
         ids: Ints,
         numbers: Ints,
-        lanes: Ints,
+        counts: Ints | None = None,
         *,
+        lanes: Ints | None = None,
         present: Mask | None = None,
         longest_ns: Ints | None = None,
         lineage: object = None,
@@ -71,11 +79,13 @@ class Table(Mapping[K, V]):
     ) -> None:
         """Create a table of n rows.
 
-        `ids` is (n, fields of a key), `numbers` (n, totals without histogram), `lanes` (n, 40). `longest_ns` is the
-        longest wait of each since its source began, if known. `serials` are ascending and identify a row in all tables
-        of one `lineage`: a key that is evicted and used again gets another one.
+        `ids` is (n, fields of a key), `numbers` (n, totals without histogram). The histograms are `lanes` (n, 40), or
+        only the lanes that are not 0, which take a fraction of that: `counts`, in order of rows (see nonzero_lanes).
+        `longest_ns` is the longest wait of each since its source began, if known. `serials` are ascending and identify
+        a row in all tables of one `lineage`: a key that is evicted and used again gets another one.
         """
-        self.kind, self.ids, self.numbers, self.lanes = kind, ids, numbers, lanes
+        self.kind, self.ids, self.numbers = kind, ids, numbers
+        self._counts, self._lanes = NO_COUNTS if counts is None else counts, lanes
         self.present = np.ones(len(ids), np.bool_) if present is None else present
         self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
         self.lineage = lineage
@@ -91,8 +101,26 @@ class Table(Mapping[K, V]):
         return self._rows
 
     @property
+    def lanes(self) -> Ints:
+        """The histograms (n, 40)."""
+        return lanes_of(self._counts, len(self.ids)) if self._lanes is None else self._lanes
+
+    @property
+    def counts(self) -> Ints:
+        """The lanes that are not 0 (see nonzero_lanes)."""
+        return self._counts if self._lanes is None else nonzero_lanes(self._lanes)
+
+    @property
     def bytes_held(self) -> int:
-        return self.ids.nbytes + self.numbers.nbytes + self.lanes.nbytes
+        return self.ids.nbytes + self.numbers.nbytes + (self._counts if self._lanes is None else self._lanes).nbytes
+
+    def at(self, rows: Ints) -> "Table[K, V]":
+        """Return a table of these rows, which ascend."""
+        new_row, counts = np.full(len(self.ids), -1), self.counts.copy()
+        new_row[rows] = np.arange(len(rows))
+        counts[:, 0] = new_row[counts[:, 0]]
+        counts = counts[counts[:, 0] >= 0]
+        return Table(self.kind, self.ids.take(rows, axis=0), self.numbers.take(rows, axis=0), counts)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.present))
@@ -102,7 +130,12 @@ class Table(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         row = self.rows[key]
-        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
+        if self._lanes is None:
+            counts = self._counts[slice(*np.searchsorted(self._counts[:, 0], (row, row + 1)))]
+            lanes = lanes_of(counts * (0, 1, 1), 1)
+        else:
+            lanes = self._lanes[row : row + 1]
+        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(lanes)))
 
     def items(self) -> ItemsView[K, V]:
         return _Items(self)
@@ -111,7 +144,7 @@ class Table(Mapping[K, V]):
         """Return a copy with other maxima, one for each row."""
         numbers = self.numbers.copy()
         numbers[:, MAX_NS] = longest_ns
-        return Table(self.kind, self.ids, numbers, self.lanes, present=self.present)
+        return Table(self.kind, self.ids, numbers, self._counts, lanes=self._lanes, present=self.present)
 
 
 class _Items(ItemsView[K, V]):
@@ -133,7 +166,7 @@ def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
         return entries
     ids = integers(list(entries), kind.width)
     numbers = integers([totals[:-1] for totals in entries.values()], kind.numbers)
-    return Table(kind, ids, numbers, log2.to_lanes([totals[-1] for totals in entries.values()]))
+    return Table(kind, ids, numbers, lanes=log2.to_lanes([totals[-1] for totals in entries.values()]))
 
 
 def integers(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -167,24 +200,30 @@ class Groups:
         return there if len(self._starts) == len(there) else by.reduceat(there, self._starts, axis=0)
 
 
-def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, V]:
-    """Sum up the rows of each key, in the order of keys.
-
-    Rows beyond the end of `lanes` have no histogram.
-    """
+def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, counts: Ints) -> Table[K, V]:
+    """Sum up the rows of each key, in the order of keys. `counts`: see nonzero_lanes."""
     if not len(ids):
-        return Table(kind, ids, numbers, lanes)
+        return Table(kind, ids, numbers)
     order, starts = in_order(ids)
     in_order_numbers = numbers.take(order, axis=0)
     sums = np.add.reduceat(in_order_numbers, starts, axis=0)
     sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
-    counts = nonzero_lanes(lanes)
-    counts[:, 0] = _which(order, starts)[counts[:, 0]]
-    return Table(kind, ids.take(order[starts], axis=0), sums, lanes_of(counts, len(starts)))
+    return Table(kind, ids.take(order[starts], axis=0), sums, _counts_by(counts, _which(order, starts)))
+
+
+def _counts_by(counts: Ints, row_of: Ints) -> Ints:
+    """Sum up `counts` by their new rows; `row_of` has one for each row."""
+    codes = row_of[counts[:, 0]] * log2.LANES + counts[:, 1]
+    order = np.argsort(codes, kind="stable")
+    codes = codes[order]
+    starts = _starts(codes[1:] != codes[:-1], len(codes))
+    sums = np.add.reduceat(counts[order, 2], starts) if len(starts) else counts[:0, 2]
+    some = np.flatnonzero(sums)
+    return np.column_stack((*np.divmod(codes[starts[some]], log2.LANES), sums[some]))
 
 
 def nonzero_lanes(lanes: Ints) -> Ints:
-    """Return (row, lane, count) of the lanes that are not 0, which are few."""
+    """Return (row, lane, count) of the lanes that are not 0, which are few, by row and lane."""
     at = np.flatnonzero(lanes != 0)  # a third of the time that np.nonzero(lanes) takes
     return np.column_stack((*np.divmod(at, log2.LANES), lanes.ravel()[at]))
 

@@ -40,7 +40,6 @@ from offtop.model.values.table import (
     in_order,
     integers,
     lanes_of,
-    nonzero_lanes,
     table_of,
     thread_codes,
 )
@@ -321,7 +320,7 @@ def shares(window: Window, idle: Idle) -> Shares:
     leaf, ids, waits, ns = (np.concatenate(column) for column in zip(*rows, strict=True))
     max_ns = np.zeros(len(leaf), np.int64)
     max_ns[:count] = numbers[:, MAX_NS]
-    counts = nonzero_lanes(sites.lanes)
+    counts = sites.counts
     return with_standing(Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, counts), idle.standing)
 
 

@@ -29,7 +29,7 @@ from offtop.model.values.snapshot import (
     Waiting,
 )
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of, thread_codes
+from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, K, Kind, V, integers, table_of, thread_codes
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -70,8 +70,8 @@ class Rows:
     """(n, fields of a key)"""
     numbers: Ints
     """(n, totals without histogram); the last is the longest wait of the tick, not a difference."""
-    lanes: Ints
-    """(n, 40)"""
+    counts: Ints
+    """(m, 3) The lanes of histograms that are not 0 (table.nonzero_lanes)."""
     evicted: Ints
     """(m, fields of a key) Keys that were evicted. They are removed before the others are added."""
     longest_ns: Ints
@@ -204,12 +204,9 @@ def waits_of(where: Ints, how: Ints, holders: Holders = MappingProxyType({})) ->
 def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole: bool) -> Rows:
     if whole:
         table = table_of(kind, later)
-        some = table.present
-        return Rows(
-            table.ids[some], table.numbers[some], table.lanes[some], integers([], kind.width), table.longest_ns[some]
-        )
-    ids, numbers, lanes, evicted = finished(kind, earlier, later)
-    return Rows(ids, numbers, lanes, evicted, np.empty(0, np.int64))
+        some = table.at(np.flatnonzero(table.present))
+        return Rows(some.ids, some.numbers, some.counts, integers([], kind.width), table.longest_ns[table.present])
+    return Rows(*finished(kind, earlier, later), np.empty(0, np.int64))
 
 
 class Replayed:
@@ -263,9 +260,9 @@ class Replayed:
     def end_waits(self, at_ns: int) -> None:
         """Count the waits in progress as finished at `at_ns`: the next change does not continue them."""
         so_far = so_far_of(self._waiting.list.rows, at_ns)
-        self._threads.add(so_far[:, :2], thread_numbers(so_far), None, at_ns)
+        self._threads.add(so_far[:, :2], thread_numbers(so_far), NO_COUNTS, at_ns)
         ids, numbers = site_numbers(so_far, NO_MOVES)
-        self._sites.add(ids, numbers, None, at_ns)
+        self._sites.add(ids, numbers, NO_COUNTS, at_ns)
         self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
         self._blockers, self._titles = {}, {}
 
@@ -285,9 +282,9 @@ class Replayed:
 
 def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> None:
     if len(rows.longest_ns):
-        running.begin_with(rows.ids, rows.numbers, rows.lanes, rows.longest_ns, at_ns)
+        running.begin_with(rows.ids, rows.numbers, rows.counts, rows.longest_ns, at_ns)
         return
     for ids in rows.evicted.tolist():
         running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
     running.begin_tick()
-    running.add(rows.ids, rows.numbers, rows.lanes, at_ns)
+    running.add(rows.ids, rows.numbers, rows.counts, at_ns)

@@ -17,11 +17,11 @@ import numpy as np
 
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.columns import of_table, packed, to_table, unpacked
-from offtop.model.values.histogram import LANES
 from offtop.model.values.moves import NO_MOVES, SINCE, Moves
 from offtop.model.values.snapshot import UNMEASURED, SiteTotals, Snapshot
 from offtop.model.values.table import (
     MAX_NS,
+    NO_COUNTS,
     NO_SITES,
     SITES,
     THREADS,
@@ -510,7 +510,7 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
     some = longest_ns > 0
     numbers = np.zeros((np.count_nonzero(some), SITES.numbers), np.int64)
     numbers[:, MAX_NS] = longest_ns[some]
-    return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
+    return summed(SITES, ids[some], numbers, NO_COUNTS)
 
 
 def _sums(some: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

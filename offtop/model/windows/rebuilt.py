@@ -14,7 +14,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.moves import NO_MOVES
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import Machine, Sampling, SiteTotals, Snapshot, Waiting
-from offtop.model.values.table import SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
+from offtop.model.values.table import NO_COUNTS, SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS
 from offtop.model.windows.stuck import PastWait
@@ -49,12 +49,13 @@ def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]
     every = Running(SITES)
     for sign, entries in ((1, latest), *((-1, window.sites) for window in windows)):
         table = table_of(SITES, entries)
-        numbers = np.zeros((len(table), SITES.numbers), np.int64)
-        numbers[:, WAITS] = sign * table.numbers[table.present, WAITS]
-        every.add(table.ids[table.present], numbers, sign * table.lanes[table.present], 0)
+        some = table.at(np.flatnonzero(table.present))
+        numbers = np.zeros((len(some), SITES.numbers), np.int64)
+        numbers[:, WAITS] = sign * some.numbers[:, WAITS]
+        every.add(some.ids, numbers, some.counts * (1, 1, sign), 0)
     left = every.frozen()
     some = (left.numbers[:, WAITS] > 0) & (left.lanes >= 0).all(axis=1)
-    return Table(SITES, left.ids[some], left.numbers[some], left.lanes[some])
+    return Table(SITES, left.ids[some], left.numbers[some], lanes=left.lanes[some])
 
 
 class _InProgress(NamedTuple):
@@ -72,7 +73,7 @@ class _RunningTotals:
         self.begin_ns = self._at_ns = first.at_ns - first.span_ns
         self._threads, self._sites = Running(THREADS), Running(SITES)
         known = table_of(SITES, before)
-        self._sites.begin_with(known.ids, known.numbers, known.lanes, np.zeros(len(known), np.int64), self.begin_ns)
+        self._sites.begin_with(known.ids, known.numbers, known.counts, np.zeros(len(known), np.int64), self.begin_ns)
         self._not_begun = sorted(waits, key=lambda one: one.wait.switched_out_ns, reverse=True)
         self._lasting: list[PastWait] = []
         self._waiting: dict[ThreadKey, Waiting] = {}
@@ -166,5 +167,5 @@ def _add(
     """Add a window's entries, and rows without a histogram."""
     table = table_of(kind, entries)
     running.begin_tick()
-    running.add(table.ids, table.numbers, table.lanes, at_ns)
-    running.add(ids, numbers, None, at_ns)
+    running.add(table.ids, table.numbers, table.counts, at_ns)
+    running.add(ids, numbers, NO_COUNTS, at_ns)

@@ -11,7 +11,6 @@ from functools import reduce
 import numpy as np
 
 from offtop.model.values import disks as disk_values
-from offtop.model.values import histogram as log2
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.files import FileActivity, added
@@ -31,6 +30,7 @@ from offtop.model.values.snapshot import (
 from offtop.model.values.stack import FILTERED, NO_STACK, PLACELESS, SHORT
 from offtop.model.values.table import (
     MAX_NS,
+    NO_COUNTS,
     NO_SITES,
     SITES,
     THREADS,
@@ -42,6 +42,7 @@ from offtop.model.values.table import (
     Table,
     V,
     integers,
+    nonzero_lanes,
     summed,
     table_of,
     thread_codes,
@@ -173,11 +174,11 @@ def _machine_between(earlier: Machine, later: Machine) -> Machine:
 
 
 _Rows = tuple[Ints, Ints, Ints]
-"""Ids, numbers, lanes."""
+"""Ids, numbers, and the lanes that are not 0 (table.nonzero_lanes)."""
 
 
 def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return by how much the totals changed, as ids, numbers and lanes, and the ids that were evicted since `earlier`.
+    """Return by how much the totals changed, as _Rows, and the ids that were evicted since `earlier`.
 
     The totals of an evicted key were added to EXITED (for sites, by kernel stack), so they are subtracted there. Maxima
     are those of `later`.
@@ -207,14 +208,17 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     ids, numbers, lanes, before = b.ids[changed], numbers[changed], b.lanes[changed], before[changed]
     was_there = before >= 0
     lanes[was_there] -= a.lanes.take(before[was_there], axis=0)
+    counts = nonzero_lanes(lanes)
     if not is_evicted.any():
-        return ids, numbers, lanes, integers([], kind.width)
+        return ids, numbers, counts, integers([], kind.width)
     rest, rest_numbers = a.ids[is_evicted], -a.numbers[is_evicted]
     rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
+    rest_counts = nonzero_lanes(-a.lanes[is_evicted])
+    rest_counts[:, 0] += len(ids)
     return (
         np.concatenate((ids, rest)),
         np.concatenate((numbers, rest_numbers)),
-        np.concatenate((lanes, -a.lanes[is_evicted])),
+        np.concatenate((counts, rest_counts)),
         a.ids[is_evicted],
     )
 
@@ -289,10 +293,7 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     """Sum up `rows`, and `ids` and `numbers`, which have no histogram. Keys whose sums are all 0 are left out."""
     table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
     some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
-    if some.all():
-        return table
-    left = np.flatnonzero(some)
-    return Table(kind, *(column.take(left, axis=0) for column in (table.ids, table.numbers, table.lanes)))
+    return table if some.all() else table.at(np.flatnonzero(some))
 
 
 def _codes_of(entries: Mapping[ThreadKey, ThreadTotals]) -> Ints:
@@ -352,7 +353,7 @@ def moved_only(moves: Moves, last: Window) -> Window:
     See history.moved_in.
     """
     ids, numbers = moves.site_rows
-    sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
+    sites = summed(SITES, ids, numbers, NO_COUNTS)
     return Window(last.taken_ns, last.at_ns, 0, sites=sites, catalog=last.catalog, mode=last.mode, filters=last.filters)
 
 
@@ -387,8 +388,14 @@ def machine_over(windows: Sequence[Window]) -> Machine:
 
 
 def _rows_of(tables: Sequence[Table[K, V]]) -> _Rows:
+    counts, rows = list[Ints](), 0
+    for table in tables:
+        own = table.counts.copy()
+        own[:, 0] += rows
+        counts.append(own)
+        rows += len(table.ids)
     return (
         np.concatenate([table.ids for table in tables]),
         np.concatenate([table.numbers for table in tables]),
-        np.concatenate([table.lanes for table in tables]),
+        np.concatenate(counts),
     )

@@ -14,7 +14,7 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Frame, Stack
-from offtop.model.values.table import SITES
+from offtop.model.values.table import SITES, nonzero_lanes
 from offtop.model.values.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.windows.window import between
 from tests.kernel.accounting.test_ledger import (
@@ -192,4 +192,4 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
 
 def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
     ended = SiteDeltas.of([(key, totals)])
-    running.add(ended.ids, ended.numbers, ended.lanes, 0)
+    running.add(ended.ids, ended.numbers, nonzero_lanes(ended.lanes), 0)

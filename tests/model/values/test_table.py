@@ -2,7 +2,20 @@
 
 import numpy as np
 
-from offtop.model.values.table import Groups, distinct, integers, lanes_of, nonzero_lanes
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import ThreadTotals
+from offtop.model.values.table import (
+    THREADS,
+    Groups,
+    Table,
+    distinct,
+    integers,
+    lanes_of,
+    nonzero_lanes,
+    summed,
+    table_of,
+)
 
 FEW = integers([(7, 3), (5, 9), (7, 3), (5, 2)], 2)
 
@@ -32,3 +45,20 @@ def test_histograms_are_the_same_after_their_zeros_were_left_out() -> None:
     counts[:, 0] = 1
     counts[1, 1] = 39
     assert lanes_of(counts, 2)[1, [7, 39]].tolist() == [2, 3]
+
+
+def test_a_table_with_few_lanes_reads_as_one_with_all_of_them() -> None:
+    entries = {ThreadKey(1, tid): ThreadTotals(waits=tid, histogram=log2.of(*[2_000 << tid] * tid)) for tid in range(4)}
+    whole = table_of(THREADS, entries)
+    few = Table(THREADS, whole.ids, whole.numbers, whole.counts)
+    assert dict(few) == dict(few.items()) == entries
+    assert few.lanes.tolist() == whole.lanes.tolist()
+    assert few.bytes_held < whole.bytes_held
+    assert dict(few.at(np.array([1, 3]))) == {ThreadKey(1, tid): entries[ThreadKey(1, tid)] for tid in (1, 3)}
+
+
+def test_histograms_of_one_key_are_summed_and_lanes_that_cancel_out_are_gone() -> None:
+    counts = integers([(0, 5, 2), (1, 9, 4), (2, 5, 1), (2, 7, -3), (3, 7, 3)], 3)
+    numbers = np.ones((4, THREADS.numbers), np.int64)
+    table = summed(THREADS, integers([(7, 8), (1, 2), (7, 8), (7, 8)], 2), numbers, counts)
+    assert (table.ids.tolist(), table.counts.tolist()) == ([[1, 2], [7, 8]], [[0, 9, 4], [1, 5, 3]])
