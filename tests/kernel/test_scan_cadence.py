@@ -15,12 +15,12 @@ from tests.kernel import watch
 MS = 1_000_000
 
 
-def ticks(walks: ScanCadence, took_ns: int, tick_ns: int, count: int) -> list[bool]:
+def ticks(walks: ScanCadence, took_ns: int, tick_ns: int, count: int, found: int = 0) -> list[bool]:
     """Return which of `count` ticks have a scan."""
     made: list[bool] = []
     for _ in range(count):
         made.append(walks.is_due)
-        walks.add(took_ns if walks.is_due else -1, tick_ns)
+        walks.add(took_ns if walks.is_due else -1, tick_ns, found=found)
     return made
 
 
@@ -38,6 +38,11 @@ def test_a_scan_of_120_ms_runs_every_third_tick() -> None:
     walks = ScanCadence()
     assert ticks(walks, 120 * MS, 1000 * MS, 7) == [True, False, False, True, False, False, True]
     assert walks.every == 3
+
+
+def test_a_scan_that_finds_many_waits_runs_every_tick() -> None:
+    assert ticks(ScanCadence(), 120 * MS, 1000 * MS, 4, found=10_000) == [True] * 4
+    assert ticks(ScanCadence(), 120 * MS, 1000 * MS, 4, found=9_000) == [True, False, False, True]
 
 
 def test_with_100_ms_ticks_a_10_ms_scan_runs_every_second_tick() -> None:

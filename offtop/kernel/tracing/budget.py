@@ -17,6 +17,8 @@ _SCAN_SHARES = (0.05, 0.05, 0.05, 0.02, 0.01)
 """Share of the time that task scans may take, by level."""
 HIGHEST_LEVEL = len(_SCAN_SHARES) - 1
 _SCAN_EVERY_MAX = 10
+_MOVE_NS = 12_000
+"""What a wait costs that no scan has found: its time moves to its stack when it ends, in each window that it was in."""
 _SCAN_WEIGHT = 4
 """One scan counts a quarter in the average, so that one that was held up changes little."""
 _START_S = 5.0
@@ -105,7 +107,7 @@ class BudgetControl:
 
 
 class ScanCadence:
-    """How often waits in progress are scanned: each tick, or less often if it costs much."""
+    """How often waits in progress are scanned: each tick, or less often if it costs much and finds little."""
 
     def __init__(self) -> None:
         self.took_ns = -1
@@ -118,10 +120,10 @@ class ScanCadence:
     def is_due(self) -> bool:
         return self._left <= 0
 
-    def add(self, took_ns: int, tick_ns: int, share: float = _SCAN_SHARES[0]) -> None:
-        """Account for a tick of `tick_ns` whose scan took `took_ns`; -1 if it had none.
+    def add(self, took_ns: int, tick_ns: int, share: float = _SCAN_SHARES[0], found: int = 0) -> None:
+        """Account for a tick of `tick_ns` whose scan took `took_ns` and `found` so many waits; -1 if it had none.
 
-        Scans may take `share` of the time.
+        Scans may take `share` of the time, unless it costs more to leave them out.
         """
         if took_ns < 0:
             self._left -= 1
@@ -130,7 +132,8 @@ class ScanCadence:
             self.took_ns = took_ns
         else:
             self.took_ns += (took_ns - self.took_ns) // _SCAN_WEIGHT
-        self.every = max(1, min(_SCAN_EVERY_MAX, ceil(self.took_ns / (share * max(1, tick_ns)))))
+        every = ceil(self.took_ns / (share * max(1, tick_ns))) if took_ns > found * _MOVE_NS else 1
+        self.every = max(1, min(_SCAN_EVERY_MAX, every))
         self._left = self.every - 1
 
 

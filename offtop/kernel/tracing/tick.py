@@ -132,7 +132,8 @@ class TickStages:
         took_ns += time.thread_time_ns() - began_ns
         if plan.has_snapshot and not plan.is_prime:  # priming is rare, and reads every stack
             share = self.budget.scan_share
-            self.scan_cadence.add(took_ns if plan.is_scanned else -1, at_ns - self.snapshot_ns, share)
+            tick_ns = at_ns - self.snapshot_ns
+            self.scan_cadence.add(took_ns if plan.is_scanned else -1, tick_ns, share, len(off_cpu.waits))
         return Flipped(buffer, at_ns, taken_ns, machine, scan_ns, off_cpu, ran, started)
 
     def drain(self, plan: Plan, flipped: Flipped) -> Records:
