@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.bpf import features, libbpf
 from tests.kernel.programs import Program, running
 from tests.kernels.checks import MS, OPTIONS, BccTool, Findings, Tick, watched
 from tests.kernels.guests import MODULES, PROGRAMS
@@ -66,6 +67,8 @@ def check(found: Findings) -> None:
         _serve()
     with found.checking("file operations"):
         _check_files(found, (_EXT4, _NFS))
+    with found.checking("mapped files and io_uring"):
+        _check_mapped(found, _EXT4 / "mapped")
     with found.checking("requests to disks"):
         _check_disks(found, (_LOOP, _MAPPED))
     if _has_tools(_FILE_TOOLS):
@@ -176,6 +179,20 @@ def _check_files(found: Findings, file_systems: Sequence[Path]) -> None:
             print(f"{path}: fsync {by_offtop_ns / MS:.2f} ms, by its own clock {own_ns / MS:.2f} ms", flush=True)
             # emulated, what the program does between its clock and the call may take a while, too
             found.check(0.5 * own_ns <= by_offtop_ns <= own_ns, f"{path}: fsync took", own_ns, by_offtop_ns)
+
+
+def _check_mapped(found: Findings, path: Path) -> None:
+    known = features.detect(libbpf.KernelTypes())
+    with running([f"{PROGRAMS}/operations", "mapped", path]) as child:
+        ticks = watched({_GO_AT: lambda: _go([child])}, found, "--mode", "file", *OPTIONS, ticks=_TICKS)
+        sums, slept, requests = _files(ticks, child.pid, path), child.at["slept"], child.at["requests"]
+    print(f"{path}: slept {slept}, requests {requests}: {sums}", flush=True)
+    _check_lost(found, ticks, "files")
+    found.check(slept > 0, "the program did not sleep")
+    faults = slept if known.mappings else 0
+    found.check(sums.get("mmap-read", Sum()).many == faults, f"{path}: page faults:", sums)
+    by_ring = (requests, 1000 * requests) if known.rings else (0, 0)
+    found.check(_counts(sums).get("uring-read", (0, 0)) == by_ring, f"{path}: io_uring:", sums)
 
 
 def _check_disks(found: Findings, disks: Sequence[str]) -> None:
