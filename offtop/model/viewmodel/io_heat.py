@@ -47,7 +47,8 @@ class IoHeats:
         oldest = self._history.oldest
         if oldest:
             self._histograms = {number: one for number, one in self._histograms.items() if number >= oldest.number}
-        return heats.heat(ticks, self._histograms, columns, room.heat_cell_ns, end_ns, rows)
+        counted = {tick.number for tick in ticks if _rows_in(tick, view) is not None}
+        return heats.heat(ticks, self._histograms, counted, columns, room.heat_cell_ns, end_ns, rows)
 
 
 def _rows_in(tick: HistoryTick, view: View) -> int | None:

@@ -60,4 +60,5 @@ def _heat(history: History, scene: Scene, room: Room, past: Mapping[int, Parts])
     newest = scene.newest
     ticks = history.last(columns * room.heat_cell_ns, newest.at_ns)
     histograms = {number: in_category(parts, scene.view).histogram for number, parts in past.items()}
-    return heats.heat(ticks, histograms, columns, room.heat_cell_ns, newest.at_ns, rows)
+    unread = {tick.number for tick in ticks}
+    return heats.heat(ticks, histograms, unread, columns, room.heat_cell_ns, newest.at_ns, rows)

@@ -20,6 +20,7 @@ _HEATS = 6
 _LEAST_BARS = 5
 """Least lines of a useful histogram."""
 _NO_WAIT, _NO_CALL = " No wait of the minimum length or longer has ended here.", " No call has returned."
+_READING = " Still being read from the history."
 _BESIDE_BAR = 14 + 9 + 7
 """Cells beside a bar: range, count and percentile marks."""
 Spans = list[tuple[str, str]]
@@ -131,6 +132,7 @@ def heat_map_of(heat: Heat | None, title: str, counted: Counted, common: Common,
     if not heat.rows:
         is_measured = any(column is not None for column in heat.columns)
         text = counted.none if is_measured else f" No {counted.what} were counted at this time."
+        text = _READING if heat.unread else text
         return [*lines, plain(fit(text, pen.width, pen.glyphs), "dim")]
     chosen = chosen_cell(heat, common.view.cell)
     for row in reversed(range(len(heat.rows))):
@@ -185,7 +187,10 @@ def chosen_cell(heat: Heat | None, cell: Cell | None) -> tuple[int, int]:
 
 def is_measured(heat: Heat | None, cell: Cell | None) -> bool:
     """Whether the column of the cursor `cell` has a tick."""
-    return heat is not None and bool(heat.columns) and heat.columns[chosen_cell(heat, cell)[0]] is not None
+    if heat is None or not heat.columns:
+        return False
+    column, _ = chosen_cell(heat, cell)
+    return heat.columns[column] is not None or column in heat.unread
 
 
 def moved(heat: Heat | None, cell: Cell | None, columns: int, rows: int) -> Cell | None:
@@ -203,4 +208,6 @@ def _cursor_text(heat: Heat, common: Common, chosen: tuple[int, int], counted: s
     until_ns = heat.ends_ns[column]
     when = f"{clock(common.newest, until_ns - heat.cell_ns)}-{clock(common.newest, until_ns)}"
     how_many = "not measured" if counts is None else f"{counts[row]:,} {counted}"
+    if column in heat.unread:
+        how_many = "still being read" if counts is None else f"{how_many} so far, still being read"
     return f" {when}  {_range(heat.rows[row])}: {how_many}   most in a cell {heat.most:,}"

@@ -20,7 +20,7 @@ def tick(number: int) -> HistoryTick:
 def made(waits: dict[int, int], columns: int, cell_s: int, end: int, rows: int = 9) -> Heat:
     """Tick → ns of a wait that ended in it."""
     histograms = {number: log2.of(ns) if ns else 0 for number, ns in waits.items()}
-    return heat([tick(number) for number in waits], histograms, columns, cell_s * SECOND, end * SECOND, rows)
+    return heat([tick(number) for number in waits], histograms, (), columns, cell_s * SECOND, end * SECOND, rows)
 
 
 def test_no_measurements_give_no_rows_and_columns() -> None:
@@ -40,9 +40,11 @@ def test_column_without_waits_is_measured_but_one_without_ticks_is_not() -> None
     assert map_.columns == (None, None, (0,), (1,))
 
 
-def test_tick_that_is_not_known_yet_is_left_out() -> None:
-    map_ = heat([tick(1), tick(2)], {2: log2.of(3 * MS)}, 1, 5 * SECOND, 2 * SECOND, 9)
-    assert map_.columns == ((1,),)
+def test_column_of_a_tick_that_is_not_read_yet_is_named() -> None:
+    map_ = heat([tick(1), tick(2), tick(7)], {2: log2.of(3 * MS)}, {1, 2, 7}, 3, 5 * SECOND, 7 * SECOND, 9)
+    assert map_.columns == (None, (1,), None)
+    assert map_.unread == {1, 2}
+    assert not heat([tick(1), tick(2)], {2: log2.of(3 * MS)}, {2}, 1, 5 * SECOND, 2 * SECOND, 9).unread
 
 
 def test_rows_begin_at_the_shortest_wait_and_fit_into_the_room() -> None:
