@@ -272,6 +272,7 @@ async def test_t_shows_the_stack_tree_and_e_writes_it() -> None:
             "> 612ms 100% 12ms 18 ▼ main\\x1b",
             "600ms 98% 12ms 15 ▼ commit",
         ]
+        assert tree[-1] == "41% of the time has no stack and is not in this tree: 3,015 requests"
         await pilot.press("e", "enter")
         await until(lambda: bool(files.files))
         ((_, content),) = files.files.items()

@@ -13,6 +13,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.stack import KERNEL, Frame, Stack
+from offtop.model.viewmodel import io_heat
 from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
@@ -341,6 +342,7 @@ async def test_t_shows_the_stack_tree_of_all_rows_or_of_the_one_that_is_shown() 
             "60ms 27% 20ms 1 ▼ check\\x1b › commit",
             "60ms 27% 20ms 1 fsync /var/lib/db/redo.log",
         ]
+        assert pane(app, FILES)[-1] == " 17% of the time has no stack and is not in this tree: 3,138 calls"
         await pilot.press("left")
         assert [line.split()[-1] for line in tree(app)[1:]] == ["run", "commit", "/var/lib/db/redo.log"]
         await pilot.press("v", "asterisk")
@@ -381,6 +383,25 @@ async def test_l_shows_the_heat_map_of_all_rows_or_of_the_one_that_is_shown() ->
         assert pane(app, FILES)[0].strip("─ ").startswith("stack tree: fsync")
         await pilot.press("l", "escape", "escape")
         assert rows(app) == ["fsync", "pread", "write"]
+
+
+def cell_text(app: OfftopApp) -> str:
+    """Return what the line below the heat map says of the cell."""
+    (line,) = (line for line in pane(app, FILES) if "most in a cell" in line)
+    return line.partition(": ")[2]
+
+
+@asynchronous
+async def test_heat_map_says_what_is_still_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io_heat, "_MOST_ROWS", 0)
+    async with shown(source(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("l")
+        assert pane(app, FILES)[1] == " Still being read from the history."
+        monkeypatch.setattr(io_heat, "_MOST_ROWS", 1)  # one tick in each picture
+        await pilot.press("l", "l")
+        assert cell_text(app) == "1,000 calls so far, still being read   most in a cell 1,000"
+        await pilot.press("l", "l", "l", "l")
+        assert cell_text(app) == "3,000 calls   most in a cell 3,000"
 
 
 @asynchronous

@@ -10,11 +10,12 @@ from offtop.feed.outlier_actions import OutlierActions
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import AUTO
 from offtop.model.values.snapshot import Bound
-from offtop.model.viewmodel.view import CATEGORIES, LIST, OUTLIERS, TREE, View
+from offtop.model.viewmodel.view import CATEGORIES, DISKS, FILES, LIST, OUTLIERS, TREE, View
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
+from tests.ui import test_disk_keys, test_file_keys
 from tests.ui.scripted import STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
 from tests.ui.shown import (
@@ -269,3 +270,31 @@ async def test_lines_fit_every_width_and_hostile_names_are_escaped(width: int) -
         for keys in ((), ("O",), ("enter",), ("down",), ("enter",)):
             await pilot.press(*keys)
             assert all(len(line) <= width and not CONTROL.search(line) for line in screen(app))
+
+
+@pytest.mark.parametrize(
+    ("rule", "what", "row"),
+    [
+        ("file.max > 50us", "write /tmp/", "> write"),
+        ("file.max > 50us", "fsync /var/lib/db/redo.log", "> fsync"),
+        ("request.max > 500us", "write odd", "> write"),
+        ("request.max > 500us", "sync-write sda", "> sync-write"),
+    ],
+)
+@asynchronous
+async def test_entering_an_outlier_of_files_or_disks_selects_its_row(rule: str, what: str, row: str) -> None:
+    made = ScriptedSource(ticks=3)
+    made.files, made.disks = test_file_keys.ACTIVITY, test_disk_keys.ACTIVITY
+    made.files_requested.append(True)
+    made.disks_requested.append(True)
+    async with shown(made, (160, 50), outlier_actions=catching(rule)) as (app, pilot):
+        await pilot.press("O")
+        for _ in rows(app):
+            if any(line.startswith(">") and what in line for line in screen(app)):
+                break
+            await pilot.press("down")
+        await pilot.press("enter", "enter")
+        await until(lambda: app.view.focus in (FILES, DISKS))
+        (selected,) = (line for line in screen(app) if line.startswith(">"))
+        assert selected.startswith(row)
+        assert screen(app)[-2].startswith("outlier:")

@@ -45,7 +45,7 @@ class DiskRow(NamedTuple):
         requests = StackTotals(totals.requests, totals.bytes, totals.outstanding_ns, totals.max_ns)
         name = f"[{self.key.worker}]" if self.key.worker else self.program
         tid = self.key.tid or self.key.pid
-        return IoRow(self.key.operation, self.what, self.key.pid, name, tid, name, requests, self.stacks)
+        return IoRow(self.key.operation, self.what, self.key.pid, name, tid, name, requests, self.stacks, totals.now_ns)
 
     @property
     def requests_per_s(self) -> float:

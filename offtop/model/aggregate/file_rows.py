@@ -39,7 +39,7 @@ class FileRow(NamedTuple):
         """Itself, with the main thread for all threads of its process."""
         calls = StackTotals(self.totals.calls, self.totals.bytes, self.totals.total_ns, self.totals.max_ns)
         who = self.key.pid, self.process
-        return IoRow(self.key.operation, self.what, *who, *who, calls, self.stacks)
+        return IoRow(self.key.operation, self.what, *who, *who, calls, self.stacks, self.totals.now_ns)
 
     @property
     def calls_per_s(self) -> float:

@@ -25,6 +25,8 @@ class IoRow(NamedTuple):
     totals: StackTotals
     """Of all that ended, with or without a stack; the time is that of those in progress, too."""
     stacks: Stacks[Any]
+    now_ns: int = 0
+    """Age of the oldest in progress; 0: none."""
 
     @property
     def without_stack(self) -> StackTotals:

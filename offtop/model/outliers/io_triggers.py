@@ -7,14 +7,12 @@ from offtop.model.aggregate.file_rows import FileRow, file_rows
 from offtop.model.outliers.trigger import EVENTS, MAX, NOW, Trigger
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FILE
-from offtop.model.values.outlier import SlowIo
+from offtop.model.values.outlier import MOST_WHAT, SlowIo
 from offtop.model.windows.history import HistoryTick
 from offtop.units import NS_PER_S
 
 Measured = tuple[float, str, SlowIo | None]
 """Value of the metric; category, or operation; the slowest file operation or request."""
-_MOST_TEXT = 200
-"""Characters of the end of an operation and its path that an outlier keeps."""
 _Rows = Sequence[FileRow] | Sequence[DiskRow]
 
 
@@ -48,4 +46,4 @@ def _measured(trigger: Trigger, rows: Sequence[FileRow | DiskRow], span_ns: int)
     else:
         histogram = sum(row.totals.histogram for row in rows)
         value = log2.percentile_ns(histogram, trigger.percent, longest.totals.max_ns)
-    return value, longest.io.operation, SlowIo(trigger.io, longest.io.what[-_MOST_TEXT:])
+    return value, longest.io.operation, SlowIo(trigger.io, longest.io.what[-MOST_WHAT:])

@@ -64,6 +64,10 @@ class LongWait(NamedTuple):
         return max(0, (min(self.ended_ns, at_ns) if self.ended_ns else at_ns) - self.began_ns)
 
 
+MOST_WHAT = 200
+"""Characters of the end of an operation and its path that an outlier keeps."""
+
+
 class SlowIo(NamedTuple):
     """The slowest file operation or request of an outlier that is not about waits."""
 

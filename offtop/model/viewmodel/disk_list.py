@@ -8,7 +8,7 @@ from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.disks import DiskKey, added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.file_list import counted_ticks, stack_tree
+from offtop.model.viewmodel.file_list import counted_ticks, nearest, stack_tree
 from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene, row_filters
@@ -81,7 +81,8 @@ def disks_picture(
     rows, compared = comparison.of(view, listed.rows, span_ns)
     rows = in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows
     listed = replace(listed, rows=rows)
-    near = next((number for number, row in enumerate(rows) if row.key.pid and row.key.pid == chosen.near_pid), 0)
+    near = nearest([row.io for row in rows], chosen.near)
+    near = next((number for number, row in enumerate(rows) if row.key.pid and row.key.pid == chosen.near_pid), near)
     cursor = next((number for number, row in enumerate(rows) if row.key == chosen.cursor), near)
     devices = listed.devices[: max(1, lines // _DEVICES_SHARE - 1)]
     lines = max(1, lines - len(devices) - 1)
@@ -96,7 +97,7 @@ def disks_or_not(view: View, near_pid: int) -> View:
     """Open the list of requests to disks, or return to the previous pane. `near_pid`: the cursor starts there."""
     if view.focus == DISKS:
         return panes.off_cpu_panes(view)
-    return panes.at_list(replace(view, disks=replace(view.disks, cursor=None, near_pid=near_pid)), DISKS)
+    return panes.at_list(replace(view, disks=replace(view.disks, cursor=None, near_pid=near_pid, near=None)), DISKS)
 
 
 def at_row(view: View, row: DiskRow | None) -> View:

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, in_order
 from offtop.model.aggregate.io_paths import IoRow, paths, tree_of
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.files import FileKey, added
+from offtop.model.values.io_stacks import NO_TOTALS, StackTotals
+from offtop.model.values.outlier import MOST_WHAT
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
@@ -70,7 +73,8 @@ def files_picture(
     listed = file_rows(activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse)
     rows, compared = comparison.of(view, listed.rows, span_ns)
     listed = replace(listed, rows=in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows)
-    cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), 0)
+    near = nearest([row.io for row in listed.rows], chosen.near)
+    cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), near)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
     opened = chosen.opened and bool(listed.rows) and listed.rows[cursor].key == chosen.cursor
     shown = FilesPicture(listed, span_ns, cursor, first, opened, compared=compared)
@@ -78,12 +82,24 @@ def files_picture(
     return view, replace(shown, tree=tree)
 
 
+def nearest(rows: Sequence[IoRow], near: tuple[str, str] | None) -> int:
+    """Return which of `rows` is meant by IoListView.near: 0 if there is no such row."""
+    what, program = near or ("", "")
+    found = [
+        number
+        for number, row in enumerate(rows)
+        if near and row.what[-MOST_WHAT:] == what and program in ("", row.process)
+    ]
+    return max(found, key=lambda number: max(rows[number].totals.max_ns, rows[number].now_ns), default=0)
+
+
 def stack_tree(scene: Scene, rows: Sequence[IoRow], names: Names, lines: int) -> tuple[View, TreePicture | None]:
     """Return the stack tree of `rows`, if it is on the screen; and the view with branches that opened by themselves."""
     view = scene.view
     if not view.has_io_tree:
         return view, None
-    return io_tree_picture(view, tree_of(paths(rows, scene.catalog, names, view.tree.shape)), lines)
+    tree = tree_of(paths(rows, scene.catalog, names, view.tree.shape))
+    return io_tree_picture(view, tree, lines, reduce(StackTotals.plus, (row.without_stack for row in rows), NO_TOTALS))
 
 
 def counted_ticks(scene: Scene, history: History) -> Sequence[HistoryTick]:

@@ -7,6 +7,7 @@ from offtop.model.aggregate import tree
 from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.files import FILE
+from offtop.model.values.outlier import SlowIo
 from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.viewmodel.view import (
@@ -119,10 +120,13 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
     return into(view, "thread", thread=key, cursor=key, focus=TREE)
 
 
-def around_slow_io(view: View, one: Which, mode: str) -> View:
-    """Show the list of file operations or of requests to disks. `mode`: one of disks.LIST_MODES."""
-    view = replace(view, outliers=OutliersView(one), category=ALL)
-    return at_list(view, FILES if mode == FILE else DISKS)
+def around_slow_io(view: View, one: Which, io: SlowIo, program: str) -> View:
+    """Select the outlier's row in the list of file operations or of requests to disks. `program`: "" if unknown."""
+    view = at_list(replace(view, outliers=OutliersView(one), category=ALL), FILES if io.mode == FILE else DISKS)
+    rows = {"opened": False, "tree": False, "heat": False, "cursor": None, "near": (io.what, program)}
+    if view.focus == FILES:
+        return replace(view, files=replace(view.files, **rows))
+    return replace(view, disks=replace(view.disks, **rows, near_pid=0))
 
 
 def around_hop(view: View, key: ThreadKey) -> View:

@@ -7,6 +7,7 @@ from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineRow
 from offtop.model.aggregate.steps import NO_FRAMES, Path
 from offtop.model.aggregate.tree import Branch, Nameless, Node
+from offtop.model.values.io_stacks import NO_TOTALS, StackTotals
 from offtop.model.values.table import Ints
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.scene import Scene
@@ -33,6 +34,8 @@ class TreePicture:
     """Path → the oldest wait in progress there."""
     before: Mapping[Path, BaselineRow]
     """Baseline values of the visible lines."""
+    without_stack: StackTotals = NO_TOTALS
+    """Calls or requests that are not in the tree, because they have no stack."""
 
 
 def tree_picture(scene: Scene, table: StackTable, tree: StackTree, lines: int) -> tuple[View, TreePicture]:
@@ -52,12 +55,12 @@ def tree_picture(scene: Scene, table: StackTable, tree: StackTree, lines: int) -
     return view, TreePicture(root, branches, cursor, first, tree.nameless, now, before)
 
 
-def io_tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture]:
+def io_tree_picture(view: View, root: Node, lines: int, without_stack: StackTotals) -> tuple[View, TreePicture]:
     """Return the same for a tree that is not of waits: it has neither a baseline nor waits in progress."""
     view = panes.grown(view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     cursor, first = _at_cursor(view, branches, lines)
-    return view, TreePicture(root, branches, cursor, first, Nameless(), {}, {})
+    return view, TreePicture(root, branches, cursor, first, Nameless(), {}, {}, without_stack)
 
 
 def _at_cursor(view: View, branches: Sequence[Branch], lines: int) -> tuple[int, int]:

@@ -103,6 +103,8 @@ class IoListView:
     """Whether the pane shows the heat map: of the opened row, or of all rows."""
     scrolled: int = 0
     """Lines of the opened row above the screen."""
+    near: tuple[str, str] | None = None
+    """What an outlier did, and its program, if known (raw): until the cursor is moved it is at the slowest such row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class FilesView(IoListView):
     """The list of file operations."""
 
     cursor: FileKey | None = None
-    """Row under the cursor; None: the first."""
+    """Row under the cursor; None: see `near`, otherwise the first."""
     sort: str = DEFAULT_FILE_SORT
     """One of file_rows.FILE_SORTS."""
 
@@ -120,7 +122,7 @@ class DisksView(IoListView):
     """The list of requests to disks."""
 
     cursor: DiskKey | None = None
-    """Row under the cursor; None: see `near_pid`."""
+    """Row under the cursor; None: see `near` and `near_pid`."""
     near_pid: int = 0
     """The cursor is at the first row of this process until it is moved; at the first row of all if there is none."""
     sort: str = DEFAULT_DISK_SORT

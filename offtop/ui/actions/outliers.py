@@ -120,7 +120,7 @@ class OutlierTimes:
             )
             return
         if one.io:
-            self._display.set_view(panes.around_slow_io(self._display.view, which(group), one.io.mode))
+            self._display.set_view(panes.around_slow_io(self._display.view, which(group), one.io, one.program))
             self._rewind.go_to(one.taken_ns)
             self._display.show_alert(f"outlier: {printable(one_line(one, self._session.source.names))}")
             return

@@ -15,11 +15,12 @@ from offtop.ui.kit.columns import Column, heads, line_of, that_fit
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import stacks
 from offtop.ui.panes.tables import SHARE
-from offtop.units import NS_PER_S, count, duration, span
+from offtop.units import NS_PER_S, count, duration, percent, span
 
 Key = TypeVar("Key")
 CALLS, REQUESTS = "calls", "requests"
 _RATES = {CALLS: "CALLS/S", REQUESTS: "REQ/S"}
+_LEAST_SHARE = 0.5
 _LONGEST = Column("MAX", 6, lambda row: duration(row.part.max_ns), least_width=60)
 
 
@@ -43,7 +44,22 @@ def tree(shown: TreePicture, title: str, of_ended: str, span_ns: int, common: Co
         row = Row("", "", span_ns, branch.part, shown.root.total_ns)
         line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
         lines.append(stacks.with_names(line, branch, pen))
-    return [*lines, *stacks.in_full(shown, pen, pen.height - len(lines))]
+    lines += stacks.in_full(shown, pen, pen.height - len(lines))
+    note = _without_stack(shown, of_ended)
+    if not note:
+        return lines
+    filled = [*lines, *([Line()] * pen.height)][: pen.height - 1]
+    return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
+
+
+def _without_stack(shown: TreePicture, of_ended: str) -> str:
+    """Return how much of the time is not in the tree; empty if it is less than half a percent."""
+    without = shown.without_stack
+    share = percent(without.total_ns, without.total_ns + shown.root.total_ns)
+    if share < _LEAST_SHARE:
+        return ""
+    some = f"{without.calls:,} {of_ended if without.calls != 1 else of_ended[:-1]}" if without.calls else "in progress"
+    return f" {share:.0f}% of the time has no stack and is not in this tree: {some}"
 
 
 def every_stack(some: Stacks[Key], of_ended: str, total: tuple[int, int], common: Common, pen: Pen) -> list[Line]:
