@@ -475,7 +475,10 @@ def test_triggers_that_need_bpf_say_so_without_it() -> None:
     sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
     ended = command.run(*sampled, "--trigger", "file.max > 1s", "--trigger", "lock.max > 1s")
     assert ended.status == 0
-    assert "offtop: triggers for file operations have no effect. Mode file needs BPF: sampling /proc" in ended.err
+    assert (
+        "offtop: triggers for file operations have no effect. They need BPF: sampling /proc cannot see single calls. "
+        "See what is missing: offtop doctor\n"
+    ) in ended.err
     assert "requests to disks" not in ended.err
 
 

@@ -108,20 +108,23 @@ def live(
     if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
         warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
-        _count_for_triggers(source, triggers, counted)
+        _count_for_triggers(source, triggers, counted, is_sampled)
         yield source
     finally:
         source.close()
 
 
-def _count_for_triggers(source: Source, triggers: Sequence[str], counted: str) -> None:
+def _count_for_triggers(source: Source, triggers: Sequence[str], counted: str, is_sampled: bool) -> None:
     """Have file operations and requests to disks counted if triggers judge them; warn if that is not possible."""
+    from offtop.kernel.sampling.source import UNSEEN
+
     for mode in sorted(io_modes(triggers) - {counted}):
         try:
             (source.set_files if mode == FILE else source.set_disks)(True)
         except OfftopError as error:
             what = "file operations" if mode == FILE else "requests to disks"
-            warn(f"offtop: triggers for {what} have no effect. {error}")
+            remedy = f"They need BPF: {UNSEEN[mode]}. See what is missing: offtop doctor"
+            warn(f"offtop: triggers for {what} have no effect. {remedy if is_sampled else error}")
 
 
 def _traced(

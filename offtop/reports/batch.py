@@ -238,7 +238,8 @@ def run(
                 some = stacks_of(tick) | stacks_of_suspects(found) | io_stacks(unfiltered.window)
                 source.wait_for_names(_unnamed(unfiltered.window, some), patience_s)
                 made = tick_json.tick_object(
-                    tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices, found
+                    *(tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices),
+                    *(found, None if source.recorded else wanted.listed),
                 )
                 out.write(f"{objects.encode(made)}\n")  # one write, so that ctrl-C does not leave half a line
             else:

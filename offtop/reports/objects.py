@@ -856,7 +856,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     span_ns: int
     """Measured length of the tick."""
     mode: Annotated[str, _one_of(*MODES, *LIST_MODES)]
-    """What was recorded; wakers in all modes but offcpu, file and disk, and in chain the wakers of wakers."""
+    """What was requested (--mode); of a recording without it, what was recorded. Wakers in all modes but offcpu, file
+    and disk, and in chain the wakers of wakers."""
     probe: str
     """Switch-in probe, which reports that a thread is back on a CPU; proc: /proc was sampled."""
     door: str
@@ -907,7 +908,7 @@ class Tick(Struct, frozen=True, kw_only=True):
     """What the user stacks of matching waits lack, most time first. A stack counts under each problem that it has."""
     machine: Machine
     files: FileOperations | UnsetType = UNSET
-    """File operations; only in mode file."""
+    """File operations; only in mode file, or if an outlier rule judges them."""
     disks: DiskRequests | UnsetType = UNSET
-    """Requests to disks; only in mode disk."""
+    """Requests to disks; only in mode disk, or if an outlier rule judges them."""
     baseline: Baseline | UnsetType = UNSET

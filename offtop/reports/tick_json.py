@@ -65,11 +65,13 @@ def tick_object(
     comparison: Comparison | None = None,
     notices: Sequence[str] = (),
     suspects: Found = NOTHING_FOUND,
+    listed: str | None = None,
 ) -> objects.Tick:
     """Return a tick as the JSON object that `offtop schema` describes.
 
     Strings in it are printable. `moved`: time of earlier ticks that is at other sites now. `problems`: finds what user
-    stacks lack. `comparison`: with a baseline. `notices`: what the source lacks on this machine.
+    stacks lack. `comparison`: with a baseline. `notices`: what the source lacks on this machine. `listed`:
+    one of disks.LIST_MODES, or empty, as it was requested; None: not known, because it was recorded.
     """
     unfiltered = tick.unfiltered
     window, catalog, machine = unfiltered.window, unfiltered.window.catalog, unfiltered.window.machine
@@ -90,7 +92,7 @@ def tick_object(
         version=__version__,
         taken_ns=window.taken_ns,
         span_ns=window.span_ns,
-        mode=FILE if window.files is not None else DISK if window.disks is not None else window.mode,
+        mode=_mode(window) if listed is None else listed or window.mode,
         probe=window.probe,
         door=window.probe,
         notices=printable_names(notices),
@@ -192,6 +194,11 @@ def tick_object(
         disks=disk_object(tick, names) or UNSET,
         baseline=changes.baseline if changes else UNSET,
     )
+
+
+def _mode(window: Window) -> str:
+    """Return the mode of a recording by what it counted."""
+    return FILE if window.files is not None else DISK if window.disks is not None else window.mode
 
 
 def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:

@@ -26,6 +26,8 @@ from offtop.kernel.procfs.threads import READY, SchedStat, ThreadScanner, Thread
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, SampledTotals
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
@@ -521,8 +523,9 @@ def _check(filters: Filters) -> None:
         )
 
 
-NO_FILES = "Mode file needs BPF: sampling /proc cannot see single calls. Use mode offcpu"
-NO_DISKS = "Mode disk needs BPF: sampling /proc cannot see single requests. Use mode offcpu"
+UNSEEN = {FILE: "sampling /proc cannot see single calls", DISK: "sampling /proc cannot see single requests"}
+"""Why there is nothing to list, by mode."""
+NO_FILES, NO_DISKS = (f"Mode {mode} needs BPF: {UNSEEN[mode]}. Use mode offcpu" for mode in (FILE, DISK))
 
 
 def _check_mode(mode: str) -> None:
