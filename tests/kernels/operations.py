@@ -270,6 +270,7 @@ def _compare_files(found: Findings) -> None:
 def _compare_disks(found: Findings) -> None:
     """Compare with biosnoop and biolatency, whose time begins before the disk gets a request, and ends later.
 
+    How much longer it is says nothing here: in an emulated machine a probe, theirs or ours, takes tens of us.
     bcc 0.31's biosnoop misses writes from Linux 6.9 on, because their flags are at another place in the tracepoint.
     """
     pid, ticks, (snooped, latency) = _beside(
@@ -293,4 +294,4 @@ def _compare_disks(found: Findings) -> None:
         ("biolatency", int(total_us) / 1000, every),
     ):
         print(f"{name}: {ms:.2f} ms, offtop {ours.total_ns / MS:.2f} ms", flush=True)
-        found.check(0.95 <= ms * MS / max(1, ours.total_ns) <= 1.5, f"{name}: {ms} ms, offtop", ours)
+        found.check(0.95 * ours.total_ns <= ms * MS, f"{name}: {ms} ms, offtop", ours)
