@@ -21,7 +21,7 @@ from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, NO_STACK
 from offtop.model.values.state import RUNNING, letter
-from offtop.model.values.table import SITES, THREADS, Ints, integers
+from offtop.model.values.table import SITES, THREADS, Ints, integers, nonzero_lanes
 
 LATE_NS = 25_000_000
 """The kernel updates the CPU time of a running thread at its ticks, every 1 to 10 ms: a shorter gap is not a wait yet.
@@ -490,11 +490,11 @@ class SampledTotals:
         if self._of_threads:
             keys, totals = zip(*self._of_threads, strict=True)
             numbers = integers([one[:-1] for one in totals], THREADS.numbers)
-            self.threads.add(integers(keys, THREADS.width), numbers, _lanes(one[-1] for one in totals), at_ns)
+            self.threads.add(integers(keys, THREADS.width), numbers, _counts(one[-1] for one in totals), at_ns)
         if self._of_sites:
             sites, of_sites = zip(*self._of_sites, strict=True)
             numbers = integers([one[:-1] for one in of_sites], SITES.numbers)
-            self.sites.add(integers(sites, SITES.width), numbers, _lanes(one[-1] for one in of_sites), at_ns)
+            self.sites.add(integers(sites, SITES.width), numbers, _counts(one[-1] for one in of_sites), at_ns)
         self._of_threads.clear()
         self._of_sites.clear()
 
@@ -549,6 +549,6 @@ def _at_most(sum_ns: int, waits: int) -> int:
     return histogram
 
 
-def _lanes(histograms: Iterable[int]) -> Ints:
+def _counts(histograms: Iterable[int]) -> Ints:
     raw = b"".join(one.to_bytes(log2.LANES * 8, "little") for one in histograms)
-    return np.frombuffer(raw, np.int64).reshape(-1, log2.LANES)
+    return nonzero_lanes(np.frombuffer(raw, np.int64).reshape(-1, log2.LANES))
