@@ -112,14 +112,17 @@ def test_a_host_is_shown_live_by_this_offtop_with_the_same_look(
     monkeypatch.setattr(sys, "stdin", stdin := io.StringIO("\n\n"))
     given = ["--ascii", "--no-mouse", "--theme=light", "--color=never", "--config=a b"]
     reached = ["--ssh-command=ssh -p 7", "--sudo-command=", "--remote-offtop=/o"]
-    command = live_command(options.fleet().parse_args(["x", *given, *reached]))
+    command, handler = (
+        live_command(options.fleet().parse_args(["x", *given, *reached])),
+        signal.getsignal(signal.SIGINT),
+    )
     run_in_terminal([*command, "--host=db7"], {"NO_COLOR": "1"})
     assert capfd.readouterr().out.startswith(f"{[*given, *reached, '--host=db7']} environ({{'NO_COLOR': '1'")
     assert stdin.tell() == 0
     run_in_terminal([*live_command(options.fleet().parse_args(["x"])), "--host=db7"], {})  # which fails
     assert capfd.readouterr().out.startswith("['--host=db7']")
     assert stdin.tell() == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_every_option_about_the_look_is_passed_on() -> None:
