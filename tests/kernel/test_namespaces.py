@@ -195,7 +195,13 @@ def run_inside(of: Container, script: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--probe", "switch")], ids=["the default probe", "switch"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="the default probe"),
+        pytest.param(("--probe", "switch"), id="switch", marks=pytest.mark.variant),
+    ],
+)
 def test_23_sleeps_count_under_the_containers_ids(family: Path, arguments: Sequence[str]) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]

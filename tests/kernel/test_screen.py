@@ -136,7 +136,7 @@ def in_crumb(screen: list[str], *words: str) -> bool:
     return len(crumb) == len(words) and all(word in part for word, part in zip(words, crumb, strict=True))
 
 
-@pytest.mark.parametrize(("width", "height"), [(160, 50), (80, 24)])
+@pytest.mark.parametrize(("width", "height"), [pytest.param(160, 50, marks=pytest.mark.variant), (80, 24)])
 def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
     width: int, height: int, tmp_path: Path
 ) -> None:

@@ -218,7 +218,10 @@ int main(void)
 """Forks a child every 5 ms; each sleeps 20 times and exits."""
 
 
-@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+@pytest.mark.parametrize(
+    "probe",
+    [pytest.param(one, marks=[pytest.mark.variant] if one == "switch" else []) for one in SWITCH_IN_PROBES],
+)
 def test_no_thread_waits_longer_than_it_lives(probe: str, tmp_path: Path) -> None:
     demand(probe)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
