@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.snapshot import EXITED, Filters, SiteTotals, ThreadTotals
 from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.person import person
@@ -184,3 +187,79 @@ def test_thread_that_exited_long_before_the_end_keeps_its_name_and_stack(tmp_pat
     (row,) = [row for row in csv.DictReader(io.StringIO(ended.out)) if "slow_commit" in row["stack"]]
     assert (row["process"], row["thread"], row["stack"]) == ("job", "job", "main;slow_commit;fsync")
     assert int(row["total_ns"]) == 250 * NS_PER_S
+
+
+MS = 1_000_000
+LOG, SDA = FileId(1, 2, 0), 8 << 20
+
+
+def with_io(file: Path, calls: dict[str, int], requests: dict[str, int] | None) -> str:
+    """Record 10 s of SHOP. Operations take so many ms a second; None: requests are not counted."""
+    source = ScriptedSource(SHOP, ticks=10)
+    source.files_requested.append(True)
+    source.files = FileActivity(
+        {FileKey(100, op, LOG): FileTotals(2, 0, ms * MS, 0, ms * MS, log2.of(ms * MS)) for op, ms in calls.items()},
+        {LOG: "/db/\x1b.log"},
+    )
+    if requests is not None:
+        source.disks_requested.append(True)
+        source.disks = DiskActivity(
+            {
+                DiskKey(SDA, op, 100, 101): DiskTotals(1, outstanding_ns=ms * MS, max_ns=ms * MS)
+                for op, ms in requests.items()
+            },
+            {SDA: DeviceTotals()},
+            {SDA: "sda"},
+        )
+    return recorded_of(source, file, 10)
+
+
+def test_file_operations_and_requests_of_both_recordings_are_compared(tmp_path: Path) -> None:
+    good = with_io(tmp_path / "good.offtop", {"fsync": 20, "read": 100}, {"read": 500})
+    bad = with_io(tmp_path / "bad.offtop", {"fsync": 320, "write": 50}, {"read": 900})
+    made = diff_json(good, bad)
+    assert changes(made, "files") == {
+        "shop: fsync /db/\\x1b.log": 0.3,
+        "shop: read /db/\\x1b.log": -0.1,
+        "shop: write /db/\\x1b.log": 0.05,
+    }
+    assert changes(made, "disks") == {"shop: read sda": 0.4}
+    assert {one["name"].split()[1]: (one["new"], one["gone"]) for one in made["files"]} == {
+        "fsync": (False, False),
+        "read": (False, True),
+        "write": (True, False),
+    }
+    lines = call("diff", good, bad).out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.endswith("FILE OPERATION"))
+    assert lines[at + 1].split() == ["0.02", "0.32", "+0.30", "20ms", "320ms", "shop:", "fsync", "/db/\\x1b.log"]
+    at = next(number for number, line in enumerate(lines) if line.endswith("REQUEST TO DISK"))
+    assert lines[at + 1].split()[:3] == ["0.50", "0.90", "+0.40"]
+    assert changes(diff_json(good, bad, "--filter", "op=write"), "files") == {"shop: write /db/\\x1b.log": 0.05}
+
+
+def test_what_only_one_recording_counted_is_not_compared(tmp_path: Path, before: str) -> None:
+    good = with_io(tmp_path / "good.offtop", {"fsync": 20}, None)
+    bad = with_io(tmp_path / "bad.offtop", {"fsync": 320}, {"read": 900})
+    made = diff_json(good, bad)
+    assert ("files" in made, "disks" in made) == (True, False)
+    assert "Requests to disks were counted in after only, so they are not compared." in call("diff", good, bad).out
+    assert "counted in" not in call("diff", before, before).out
+
+
+def test_json_compares_rows_of_files_and_disks_with_a_baseline(tmp_path: Path) -> None:
+    good = with_io(tmp_path / "good.offtop", {"fsync": 20, "read": 100}, {"read": 500})
+    bad = with_io(tmp_path / "bad.offtop", {"fsync": 320, "write": 50}, {"read": 900})
+    ended = call("replay", bad, "--baseline", good, "--json", "-n", "1")
+    tick = json.loads(ended.out)
+    rows = {row["op"]: row["baseline"] for row in tick["files"]["rows"]}
+    assert (rows["fsync"]["waiting"], round(rows["fsync"]["change"], 6), rows["fsync"]["new"]) == (0.02, 0.3, False)
+    assert rows["fsync"]["sure"] and rows["fsync"]["p99_ns"] > 0
+    assert rows["write"]["new"]
+    assert tick["files"]["gone"] == [{"process": "shop", "what": "read /db/\\x1b.log", "waiting": 0.1}]
+    (request,) = tick["disks"]["rows"]
+    assert round(request["baseline"]["change"], 6) == 0.4
+    assert tick["disks"]["gone"] == []
+    plain = json.loads(call("replay", bad, "--json", "-n", "1").out)
+    assert "gone" not in plain["files"] and "baseline" not in plain["files"]["rows"][0]
+    waits = json.loads(call("replay", bad, "--baseline", recorded(tmp_path / "w", SHOP, 4), "--json", "-n", "1").out)
+    assert "gone" not in waits["files"] and "baseline" not in waits["files"]["rows"][0]

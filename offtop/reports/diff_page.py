@@ -1,6 +1,6 @@
 """Print what `offtop diff` found: what changed between two recordings, as tables or JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from offtop.feed.source import Source
@@ -16,14 +16,21 @@ from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.suspects import Found, Suspect, SuspectName, averages
 from offtop.model.values.catalog import Catalog
+from offtop.model.values.disks import DISK, LIST_MODES
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.windows.breakdown import NO_PART, Part
 from offtop.model.windows.history import HistoryTick
 from offtop.printable import printable
+from offtop.reports.list_rows import is_counted, rows_of
 from offtop.reports.tick import passing
 from offtop.reports.whole import whole_of
 from offtop.units import duration, signed, threads
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
+_IO_HEADS = {FILE: "FILE OPERATION", DISK: "REQUEST TO DISK"}
+_IO_NAMES = {FILE: "File operations", DISK: "Requests to disks"}
+_IO_KEYS = {FILE: "files", DISK: "disks"}
 _MOST_ROWS = 20
 
 
@@ -53,6 +60,8 @@ class Compared(NamedTuple):
     """Losses by kind, as text; empty: none."""
     suspects: Mapping[SuspectName, SeenSuspect]
     """They are not filtered."""
+    io: Mapping[str, Measured]
+    """By mode (disks.LIST_MODES): the ticks in which what it lists was counted, if there are any."""
 
 
 def compared(
@@ -70,15 +79,17 @@ def compared(
     watch = SuspectWatch(source, weights, rules)
     ticks: list[tuple[Found, int]] = []
     worst: dict[SuspectName, tuple[float, Suspect, Catalog]] = {}
+    io = _IoMeasures(chosen)
 
-    def add_suspects(tick: HistoryTick) -> None:
+    def add(tick: HistoryTick) -> None:
+        io.add(tick)
         found = watch.at(tick.number)
         ticks.append((found, tick.span_ns))
         for one in found.suspects:
             if one.name not in worst or one.harm > worst[one.name][0]:
                 worst[one.name] = one.harm, one, tick.header.catalog
 
-    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch, each=add_suspects)
+    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch, each=add)
     waiting = averages(ticks)
     suspects = {
         name: SeenSuspect(harm, SuspectTexts(catalog, source.names, cause_finder).sentence(one).says, waiting[name])
@@ -88,7 +99,32 @@ def compared(
     measures = measured(tick.shares, whole.span_ns, whole.window.catalog, cause_finder, idle)
     window = whole.window
     lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
-    return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost, suspects)
+    return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost, suspects, io.measured)
+
+
+class _IoMeasures:
+    """Adds up the file operations and requests to disks of a recording, by program."""
+
+    def __init__(self, chosen: Filter) -> None:
+        self._chosen = chosen
+        self._spans_ns: dict[str, int] = {}
+        self._sums: dict[str, dict[str, Part]] = {mode: {} for mode in LIST_MODES}
+
+    def add(self, tick: HistoryTick) -> None:
+        for mode in LIST_MODES:
+            if not is_counted(tick.header, mode):
+                continue
+            self._spans_ns[mode] = self._spans_ns.get(mode, 0) + tick.span_ns
+            sums = self._sums[mode]
+            for row in rows_of(tick.header, mode, tick.span_ns, self._chosen, by_thread=False).rows:
+                io = row.io
+                name, part = f"{io.process}: {io.what}", Part(io.totals.calls, io.totals.total_ns, io.totals.max_ns)
+                sums[name] = sums.get(name, NO_PART).plus(part._replace(histogram=row.totals.histogram))
+
+    @property
+    def measured(self) -> Mapping[str, Measured]:
+        """By mode; what was never counted is absent."""
+        return {mode: Measured(ns, {_IO_KEYS[mode]: self._sums[mode]}) for mode, ns in self._spans_ns.items()}
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -112,14 +148,24 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
             yield f"{word:<7}{counted_in_full(one.filters)}"
     yield from _suspect_lines(before, after)
     for by in PARTS:
-        every = changes(before.measures, after.measures, by)
-        shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
-        yield ""
-        yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9} {'p99 was':>7} {'p99 is':>7}      {_HEADS[by]}"
-        yield from map(_line, shown)
-        if len(shown) < len(every):
-            rest = sum(one.change for one in every[len(shown) :])
-            yield f"{'':>8} {'':>8} {signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
+        yield from _table(changes(before.measures, after.measures, by), _HEADS[by])
+    for mode in LIST_MODES:
+        if mode in before.io and mode in after.io:
+            yield from _table(changes(before.io[mode], after.io[mode], _IO_KEYS[mode]), _IO_HEADS[mode])
+        elif mode in before.io or mode in after.io:
+            yield ""
+            which = "before" if mode in before.io else "after"
+            yield f"{_IO_NAMES[mode]} were counted in {which} only, so they are not compared."
+
+
+def _table(every: Sequence[Change], head: str) -> Iterable[str]:
+    shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
+    yield ""
+    yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9} {'p99 was':>7} {'p99 is':>7}      {head}"
+    yield from map(_line, shown)
+    if len(shown) < len(every):
+        rest = sum(one.change for one in every[len(shown) :])
+        yield f"{'':>8} {'':>8} {signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
 
 
 class _SuspectChange(NamedTuple):
@@ -197,6 +243,11 @@ def _json(before: Compared, after: Compared) -> str:
         }
         for one in _suspects(before, after)
     ]
+    tables |= {
+        _IO_KEYS[mode]: [_change(one) for one in changes(before.io[mode], after.io[mode], _IO_KEYS[mode])]
+        for mode in LIST_MODES
+        if mode in before.io and mode in after.io
+    }
     return objects.encode({**ends, **tables, "suspects": suspects})
 
 

@@ -7,8 +7,11 @@ from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity, DiskTotals, device_text
 from offtop.model.values.stack import Names
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.view import DISKS
 from offtop.printable import printable
 from offtop.reports import objects
+from offtop.reports.io_changes import change_object, compared_rows
 from offtop.reports.stack_objects import request_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, count, duration, size
@@ -86,12 +89,13 @@ def _megabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.2f}" if bytes_per_s else ""
 
 
-def disk_object(tick: Tick, names: Names) -> objects.DiskRequests | None:
+def disk_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> objects.DiskRequests | None:
     """Return the requests to disks of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.disks
     if activity is None:
         return None
     listed = _listed(tick, activity, "WAITING", False, by_thread=True)
+    rows, gone = compared_rows(listed.rows, tick, DISKS, comparison)
     return objects.DiskRequests(
         lost=listed.lost,
         elided_rows=listed.elided_rows,
@@ -120,9 +124,11 @@ def disk_object(tick: Tick, names: Names) -> objects.DiskRequests | None:
                 **_sums(row.totals),
                 **_latency(row.totals),
                 stacks=request_stacks(row.stacks, tick.unfiltered.window.catalog, names),
+                baseline=change_object(row.change),
             )
-            for row in listed.rows
+            for row in rows
         ],
+        gone=gone,
     )
 
 

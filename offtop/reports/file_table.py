@@ -6,8 +6,11 @@ from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, sort_
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity
 from offtop.model.values.stack import Names
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.view import FILES
 from offtop.printable import printable
 from offtop.reports import objects
+from offtop.reports.io_changes import change_object, compared_rows
 from offtop.reports.stack_objects import file_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, count, duration, size
@@ -62,12 +65,13 @@ def _line(row: FileRow) -> str:
     )
 
 
-def file_object(tick: Tick, names: Names) -> objects.FileOperations | None:
+def file_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> objects.FileOperations | None:
     """Return the file operations of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.files
     if activity is None:
         return None
     listed = _listed(tick, activity, "WAITING", False)
+    rows, gone = compared_rows(listed.rows, tick, FILES, comparison)
     return objects.FileOperations(
         lost=listed.lost,
         elided=objects.ElidedFileOperations(
@@ -93,7 +97,9 @@ def file_object(tick: Tick, names: Names) -> objects.FileOperations | None:
                 now_ns=row.totals.now_ns,
                 histogram=log2.slots(row.totals.histogram),
                 stacks=file_stacks(row.stacks, tick.unfiltered.window.catalog, names),
+                baseline=change_object(row.change),
             )
-            for row in listed.rows
+            for row in rows
         ],
+        gone=gone,
     )

@@ -12,8 +12,10 @@ def is_counted(window: Window, mode: str) -> bool:
     return (window.files if mode == FILE else window.disks) is not None
 
 
-def rows_of(window: Window, mode: str, span_ns: int, chosen: Filter) -> FileRows | DiskRows:
-    """Return the rows that pass the filter, of processes or, in mode disk, of threads."""
+def rows_of(window: Window, mode: str, span_ns: int, chosen: Filter, by_thread: bool = True) -> FileRows | DiskRows:
+    """Return the rows that pass the filter, of processes or, in mode disk with `by_thread`, of threads."""
     if mode == FILE:
         return file_rows(window.files, span_ns, window.catalog, [chosen]) if window.files else FileRows()
-    return disk_rows(window.disks, span_ns, window.catalog, [chosen], by_thread=True) if window.disks else DiskRows()
+    if not window.disks:
+        return DiskRows()
+    return disk_rows(window.disks, span_ns, window.catalog, [chosen], by_thread=by_thread)

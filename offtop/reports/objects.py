@@ -178,6 +178,10 @@ class Change(Struct, frozen=True, kw_only=True):
     """The change is larger than the spread."""
 
 
+IoChangeIfCompared = Annotated[
+    Change | UnsetType,
+    _about("Only with --baseline, if it has such rows. waiting, change, spread: how many are in progress, on average."),
+]
 ChangeIfCompared = Annotated[
     Change | UnsetType | None, _about("Only with --baseline; null: there is nothing to compare.")
 ]
@@ -582,6 +586,17 @@ class GoneThread(Struct, frozen=True, kw_only=True):
     """Average waiting threads in the baseline."""
 
 
+class GoneIo(Struct, frozen=True, kw_only=True):
+    """A file operation or a request to a disk that only the baseline has, by names."""
+
+    process: str
+    """In mode disk, the name of the thread, or in brackets what a kernel worker did."""
+    what: str
+    """The operation, and the file or disk."""
+    waiting: float
+    """How many were in progress in the baseline, on average."""
+
+
 class GoneSuspect(Struct, frozen=True, kw_only=True):
     """A suspect that only the baseline has, by names."""
 
@@ -746,6 +761,7 @@ class FileOperation(Struct, frozen=True, kw_only=True):
     histogram: Histogram
     stacks: list[FileStack]
     """Most time first."""
+    baseline: IoChangeIfCompared = UNSET
 
 
 class FileOperations(Struct, frozen=True, kw_only=True):
@@ -756,6 +772,8 @@ class FileOperations(Struct, frozen=True, kw_only=True):
     elided: ElidedFileOperations
     rows: list[FileOperation]
     """Only what matches the filter, most time first."""
+    gone: list[GoneIo] | UnsetType = UNSET
+    """With a baseline in which they were counted: what only that has, most time first."""
 
 
 class RequestSums(Struct, frozen=True, kw_only=True):
@@ -822,6 +840,7 @@ class DiskRequest(RequestSums, frozen=True, kw_only=True):
     device_histogram: Histogram
     stacks: list[RequestStack]
     """Most time first."""
+    baseline: IoChangeIfCompared = UNSET
 
 
 class DiskRequests(Struct, frozen=True, kw_only=True):
@@ -837,6 +856,8 @@ class DiskRequests(Struct, frozen=True, kw_only=True):
     """Most time first."""
     rows: list[DiskRequest]
     """Only what matches the filter, most time first."""
+    gone: list[GoneIo] | UnsetType = UNSET
+    """With a baseline in which they were counted: what only that has, most time first."""
 
 
 class Tick(Struct, frozen=True, kw_only=True):

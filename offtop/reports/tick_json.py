@@ -190,8 +190,8 @@ def tick_object(
             steal_ns=machine.steal_ns if machine.cpus else None,
             interrupt_ns=machine.interrupt_ns if machine.cpus else None,
         ),
-        files=file_object(tick, names) or UNSET,
-        disks=disk_object(tick, names) or UNSET,
+        files=file_object(tick, names, comparison) or UNSET,
+        disks=disk_object(tick, names, comparison) or UNSET,
         baseline=changes.baseline if changes else UNSET,
     )
 

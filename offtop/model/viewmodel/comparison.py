@@ -39,6 +39,7 @@ from offtop.model.viewmodel.baseline_names import (
 )
 from offtop.model.viewmodel.baseline_trees import Trees
 from offtop.model.viewmodel.counterparts import Counterparts, Matching, Now
+from offtop.model.viewmodel.io_comparison import IoComparison
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import NO_PART, Part, PartTuple, Scope, Shares, by_place, by_site, by_thread, total
@@ -57,6 +58,8 @@ class Comparison:
 
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
+        self.io = IoComparison()
+        """Compares the lists that are not about waits."""
         self._catalog, self._are_pids_valid = baseline.catalog, not baseline.file
         self._counterparts = Counterparts(baseline)
         self._cause_finder = CauseFinder(baseline.names, rules)

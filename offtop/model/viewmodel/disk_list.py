@@ -11,9 +11,10 @@ from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.file_list import counted_ticks, nearest, stack_tree
 from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene, row_filters
+from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, DisksView, View
+from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.history import History
 
 _DEVICES_SHARE = 3

@@ -14,9 +14,10 @@ from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene, row_filters
+from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.tree_picture import TreePicture, io_tree_picture
 from offtop.model.viewmodel.view import FILES, SINCE_START, FilesView, View
+from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.history import History, HistoryTick
 
 _EVER_NS = 1 << 62

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineTable, Change
+from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, BaselineTable, Change
 from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
 from offtop.model.aggregate.file_rows import FileRow, file_rows
 from offtop.model.values.disks import DISK, LIST_MODES
 from offtop.model.values.files import FILE
-from offtop.model.viewmodel.scene import row_filters
 from offtop.model.viewmodel.view import FILES, View
+from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import PartTuple
 
@@ -19,14 +19,14 @@ _Rows = Sequence[FileRow] | Sequence[DiskRow]
 
 
 class IoCompared(NamedTuple):
-    gone: int = 0
-    """Number of rows that only the baseline has."""
+    gone: Sequence[tuple[BaselineOnly, BaselineRow]] = ()
+    """Rows that only the baseline has, most time first; `name` is what was done."""
     why_not: str = ""
     """Why there is nothing to compare with; empty if there is."""
 
     @property
     def text(self) -> str:
-        gone = f", {self.gone} {'row' if self.gone == 1 else 'rows'} gone" if self.gone else ""
+        gone = f", {len(self.gone)} {'row' if len(self.gone) == 1 else 'rows'} gone" if self.gone else ""
         return self.why_not or f"compared with the baseline{gone}"
 
 
@@ -59,7 +59,7 @@ class IoComparison:
             )
             for key, row in by_key.items()
         ]
-        return changed, IoCompared(len(compared.gone))
+        return changed, IoCompared(compared.gone)
 
 
 def _table_of(baseline: Baseline, view: View) -> BaselineTable[Any] | None:

@@ -7,8 +7,9 @@ from offtop.model.aggregate.file_rows import FileRow, file_rows
 from offtop.model.values.disks import DiskKey
 from offtop.model.values.files import FileKey
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene, row_filters
+from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.view import FILES, View
+from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows import heat as heats
 from offtop.model.windows.heat import Heat
 from offtop.model.windows.history import History, HistoryTick

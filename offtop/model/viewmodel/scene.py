@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from offtop.model.aggregate import steps
-from offtop.model.aggregate.filter import Filter, of_object, of_pool, of_program, of_reason, of_waker, parse, quoted
+from offtop.model.aggregate.filter import of_object, of_pool, of_program, of_reason, of_waker
 from offtop.model.aggregate.selection import FilterCache, FilterCaches, FilteredTick, Parts, Selection
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
@@ -17,6 +17,7 @@ from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.counterparts import Now
 from offtop.model.viewmodel.paused import LONGEST_ROLLING_NS, AllThreads, PausedView, all_threads
 from offtop.model.viewmodel.view import SINCE_START, View
+from offtop.model.viewmodel.view_filters import user_filter
 from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope, by_process, merged
 from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.model.windows.stuck import Stuck
@@ -140,7 +141,7 @@ class Scenes:
     def filter_cache(self, view: View, newest: HistoryTick) -> FilterCache:
         """Return the cache of what filters, mutes and the selection of `view` leave of each tick."""
         chosen = (
-            *(view.filter, _user_filter(view.user)),
+            *(view.filter, user_filter(view.user)),
             *([of_program(view.program)] if view.program else []),
             *([of_pool(view.pool)] if view.pool else []),
             *([of_waker(view.waker)] if view.waker else []),
@@ -192,17 +193,8 @@ class Scenes:
             return None
         if self._compared is None or self._compared.baseline is not baseline:
             self._compared = Comparison(baseline, self._rules)
-        self._compared.select(view, _user_filter(view.user), now)
+        self._compared.select(view, user_filter(view.user), now)
         return self._compared
-
-
-def _user_filter(user: str) -> Filter:
-    return parse(f"user={quoted(user)}" if user else "")
-
-
-def row_filters(view: View) -> Sequence[Filter]:
-    """Return what chooses rows that are not about waits."""
-    return [view.filter, _user_filter(view.user)] if view.user else [view.filter]
 
 
 def sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
