@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.accounting import file_calls
 from offtop.kernel.accounting.file_calls import path_of
 from offtop.kernel.bpf.file_program import PATH, why_without_faults, why_without_rings
 from offtop.model.values import histogram as log2
@@ -190,6 +191,32 @@ def test_a_call_in_progress_counts_as_it_goes_and_once(counting: Watch, child: P
     assert all(one.off_cpu_ns >= 0.9 * one.total_ns for one in (first, second, third))
     assert sum(one.total_ns for one in (first, second, third, last)) == last.max_ns
     assert (last.now_ns, last.bytes, log2.count(last.histogram)) == (0, 4096, 1)
+
+
+def test_a_renamed_file_has_its_new_name_soon(counting: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_calls, "_NAME_NS", 0)
+    old, new = tmp_path / "data.tmp", tmp_path / "data"
+    script = "import sys; f = open(sys.argv[1], 'wb', 0)\nfor line in sys.stdin: f.write(b'x'), print(flush=True)"
+    writer = subprocess.Popen([sys.executable, "-c", script, old], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdin and writer.stdout
+    with writer, counting.only(writer.pid):
+
+        def written(name: Path) -> int:
+            """Have it write once, and return how many writes there are to the file of that name in the tick."""
+            assert writer.stdin and writer.stdout
+            writer.stdin.write(b"go\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == b"\n"
+            found = by_operation(activity(counting), writer.pid, str(name))
+            return found["write"].calls if "write" in found else 0
+
+        assert written(old) == 1
+        old.rename(new)
+        ticks = 1
+        while not written(new):  # the old name is read, dropped, and read again
+            ticks += 1
+        assert ticks <= 3
+        writer.stdin.close()
 
 
 def test_only_the_selected_process_counts(child: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId
 from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
 from offtop.model.values.largest import largest
 from offtop.model.values.snapshot import PSEUDO_PIDS
+from offtop.units import NS_PER_S
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
@@ -24,8 +25,8 @@ _MOST_STACKS = 1000
 """Of one snapshot, of its rows."""
 _MOST_NAMES = 65_536
 """Files whose names are kept; the least recently used ones are dropped."""
-
-
+_NAME_NS = 5 * NS_PER_S
+"""Age at which a name is read again: many programs write a file under another name and then rename it."""
 _MISSED_NS = 1_000_000_000
 """A request to io_uring that is older is dropped once its process has exited."""
 
@@ -37,6 +38,15 @@ class _Call(NamedTuple):
     key: FileKey
     shown_ns: int
     shown_off_cpu_ns: int
+
+
+class _Name(NamedTuple):
+    """The path of a file."""
+
+    text: str
+    read_ns: int
+    is_asked: bool = False
+    """BPF stores it anew at the next call."""
 
 
 class FileCalls:
@@ -51,16 +61,19 @@ class FileCalls:
         """Requests to io_uring, by address."""
         self._owed: dict[FileKey, tuple[int, int]] = {}
         """Time in all, and off CPU, that was shown of calls that BPF has not counted yet."""
-        self._names: OrderedDict[FileId, str] = OrderedDict()
+        self._names: OrderedDict[FileId, _Name] = OrderedDict()
         self._comms: dict[int, str] = {}
         self._totals: dict[FileKey, FileTotals] = {}
         """Since the last snapshot."""
         self._stacks: dict[IoStack[FileKey], StackTotals] = {}
         """The same by stack."""
         self._lost = self._lost_before = 0
+        self._at_ns = 0
+        """When the last drained tick ended."""
 
     def drain(self, buffer: int, at_ns: int) -> None:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
+        self._at_ns = at_ns
         ended = self._ended(buffer)
         self._stacks = summed([self._stacks, self._stacks_of(buffer)])
         self._totals = {key: numbers._replace(now_ns=0) for key, numbers in self._totals.items()}
@@ -196,16 +209,21 @@ class FileCalls:
             self._owed[key] = owed_ns - paid_ns, owed_off_cpu_ns - paid_off_cpu_ns
 
     def _name(self, file: FileId) -> str:
-        name = self._names.get(file)
-        if name is None:
-            found = self.program.maps["file_names"].lookup(ID.pack(file.inode, file.device, file.generation))
-            if found is None:
+        known, stored = self._names.get(file), self.program.maps["file_names"]
+        raw_id = ID.pack(file.inode, file.device, file.generation)
+        if known is None or known.is_asked:
+            found = stored.lookup(raw_id)
+            if found is not None:
+                known = self._names[file] = _Name(path_of(found), self._at_ns)
+            elif known is None:
                 return ""
-            name = self._names[file] = path_of(found)
             if len(self._names) > _MOST_NAMES:
                 self._names.popitem(last=False)
+        elif self._at_ns - known.read_ns > _NAME_NS:
+            stored.delete(raw_id)
+            self._names[file] = known._replace(is_asked=True)
         self._names.move_to_end(file)
-        return name
+        return known.text
 
 
 def path_of(stored: bytes) -> str:
