@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypedDict
 
 from msgspec import UNSET, UnsetType
@@ -25,7 +26,17 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.disks import DISK
 from offtop.model.values.files import FILE
 from offtop.model.values.outlier import LongWait, Outlier
-from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Sampling, SiteTotals, Thinned, ThreadTotals
+from offtop.model.values.snapshot import (
+    EXITED,
+    Bound,
+    Cost,
+    Filters,
+    Sampling,
+    SiteTotals,
+    Thinned,
+    ThreadTotals,
+    Waiting,
+)
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
 from offtop.model.values.state import letter
 from offtop.model.values.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
@@ -45,13 +56,13 @@ from offtop.model.windows.breakdown import (
     by_thread,
     leaf_of_sites,
 )
-from offtop.model.windows.stuck import Stuck
+from offtop.model.windows.stuck import Age
 from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.reports import objects
 from offtop.reports.disk_table import disk_object
 from offtop.reports.file_table import file_object
-from offtop.reports.stack_objects import printable_names, stack_fields
+from offtop.reports.stack_objects import StackFields, printable_names, stack_fields
 from offtop.reports.tick import Tick, now_of, passing_sites, sites
 
 
@@ -82,6 +93,7 @@ def tick_object(
         leaf_of = {**leaf_of_sites(moved.unfiltered.window, unfiltered.idle), **leaf_of}
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
+    fields = cache(partial(stack_fields, catalog=catalog, names=names))  # thousands of threads share a few stacks
     table, left_out = by_site(tick.shares, Scope(ALL)), left_out_in([unfiltered])
     estimated = estimated_ns(table, table, left_out) if left_out else {}
     causes = _Causes(listed_sites, leaf_of, cause_finder, catalog, estimated)
@@ -153,7 +165,7 @@ def tick_object(
                 blocked_ns=totals.blocked_ns,
                 runqueue_ns=totals.runqueue_ns,
                 max_ns=totals.max_ns,
-                **stack_fields(key.kernel, key.user, catalog, names),
+                **fields(key.kernel, key.user),
                 histogram=log2.slots(totals.histogram),
                 earlier_ns=earlier_ns.get(key, 0),
                 diagnosis=causes.of_site(key),
@@ -164,7 +176,8 @@ def tick_object(
         ],
         diagnoses=causes.all,
         still_blocked=[
-            _blocked_object(tick.stuck, row, catalog, names, cause_finder) for row in range(len(tick.stuck.waits))
+            _blocked_object(one, age, tick.stuck.leaf(row), fields(one.site.kernel, one.user), catalog, cause_finder)
+            for row, (one, age) in enumerate(zip(tick.stuck.waits, tick.stuck.ages, strict=True))
         ],
         storms=[
             objects.Storm(
@@ -503,9 +516,8 @@ _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_l
 
 
 def _blocked_object(
-    some: Stuck, row: int, catalog: Catalog, names: Names, cause_finder: CauseFinder
+    one: Waiting, age: Age, leaf: Leaf, fields: StackFields, catalog: Catalog, cause_finder: CauseFinder
 ) -> objects.Blocked:
-    one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
     rule, holder = cause_finder.rule_of(one.place, catalog), one.holder
     return objects.Blocked(
         *_who(one.site.thread, catalog),
@@ -518,7 +530,7 @@ def _blocked_object(
         diagnosis=rule.id if rule else None,
         syscall=printable(catalog.call(one.call)) if one.call >= 0 else None,
         arguments=tuple(one.arguments),
-        **stack_fields(one.site.kernel, one.user, catalog, names),
+        **fields,
         object=_waited_on(one.site, catalog),
         held_by=objects.Holder(pid=holder.pid, tid=holder.tid, comm=printable(holder.comm)) if holder.tid else None,
     )

@@ -94,6 +94,10 @@ class Stuck(NamedTuple):
         assert self.shares
         return self.shares.leaves[int(self.shares.leaf[row])]
 
+    @property
+    def ages(self) -> list[Age]:
+        return self._ages(np.arange(len(self.waits)))
+
     def age(self, row: int) -> Age:
         (age,) = self._ages(np.array([row]))
         return age
