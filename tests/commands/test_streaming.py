@@ -126,26 +126,26 @@ def pipe() -> Generator[tuple[int, int]]:
 def test_silence_ends_the_stream_but_no_requests_at_all_do_not(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "_SILENT_S", 0.2)
+    monkeypatch.setattr(streaming, "_SILENT_S", 0.6)
     served = Served()
-    with open(pipe[0], "rb", closefd=False) as lines:
+    with contextlib.ExitStack() as opened:
+        lines = opened.enter_context(open(pipe[0], "rb", closefd=False))
+        opened.callback(os.close, pipe[1])  # first: a file that another thread reads cannot be closed
         threads = [
             threading.Thread(target=served.requests.serve, args=(lines,), daemon=True),
             threading.Thread(target=served.requests.end_when_silent, daemon=True),
         ]
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
+        time.sleep(0.9)
         assert served.writer.has_reader  # nothing was ever heard: by hand, or in a test
-        for _ in range(6):
+        for _ in range(16):
             os.write(pipe[1], b"\n")
-            time.sleep(0.1)
+            time.sleep(0.05)
         assert served.writer.has_reader
         threads[1].join(5)
         assert not served.writer.has_reader
         assert served.pace._stopped  # pyright: ignore[reportPrivateUsage]
-        os.close(pipe[1])
-        threads[0].join(5)
 
 
 def test_a_slow_connection_gets_sums(pipe: tuple[int, int]) -> None:
