@@ -51,8 +51,11 @@ def rest_of(client: socket.socket) -> bytes:
     return found
 
 
-def serving_threads() -> int:
-    return sum("process_request_thread" in one.name for one in threading.enumerate())
+@pytest.fixture
+def busy() -> Callable[[], int]:
+    """Return how many threads serve requests, without those of servers of earlier tests."""
+    others = {*threading.enumerate()}
+    return lambda: sum("process_request_thread" in one.name for one in {*threading.enumerate()} - others)
 
 
 def test_pages_are_answered_and_others_are_listed(server: Server) -> None:
@@ -114,13 +117,13 @@ def test_slow_request_ends_at_its_deadline_however_often_a_byte_comes(server: Se
     assert SECONDS <= time.monotonic() - began_s < SECONDS + 3
 
 
-def test_client_that_does_not_read_its_answer_is_cut_off(server: Server) -> None:
+def test_client_that_does_not_read_its_answer_is_cut_off(busy: Callable[[], int], server: Server) -> None:
     with connected(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        until(lambda: serving_threads() == 1)
+        until(lambda: busy() == 1)
         began_s = time.monotonic()
-        until(lambda: serving_threads() == 0)
+        until(lambda: busy() == 0)
         assert time.monotonic() - began_s > SECONDS / 2
 
 
@@ -131,13 +134,13 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def test_connections_beyond_the_limit_are_closed_and_room_comes_back(server: Server) -> None:
+def test_connections_beyond_the_limit_are_closed_and_room_comes_back(busy: Callable[[], int], server: Server) -> None:
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(50)]
         until(lambda: server.refusals == 46)
-        assert serving_threads() == 4
+        assert busy() == 4
         assert [rest_of(one) for one in idle] == [b""] * 50  # at once, or at the deadline
-    until(lambda: serving_threads() == 0)
+    until(lambda: busy() == 0)
     assert get(server, "/").body == b"hello"
 
 
