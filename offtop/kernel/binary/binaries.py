@@ -1,6 +1,6 @@
 """The binaries that are currently open, and the child process that reads them (reader.py).
 
-At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 10 s.
+At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 30 s.
 If the child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures
 within a minute no file is read until that minute has passed.
 """
@@ -26,7 +26,7 @@ from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINE
 from offtop.printable import printable
 
 _MOST_OPEN = 16
-_UNUSED_S = 10.0
+_UNUSED_S = 30.0
 """A file is closed then, so that its memory is free, and so are its disk space and file system once others are done."""
 _SKIP_S = 300.0
 _MOST_FAILURES = 4
@@ -211,7 +211,7 @@ class Binaries:
             return []
 
     def close_unused(self) -> float | None:
-        """Close the files of which nothing was asked for 10 s. They are reopened when needed.
+        """Close the files of which nothing was asked for 30 s. They are reopened when needed.
 
         Return in how many seconds that may be the case for the next one; None: no file is open.
         """
