@@ -27,6 +27,8 @@ from offtop.feed.source import LiveFeed
 from offtop.kernel.live import LiveSource
 from offtop.model.classify.categories import parse
 from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
+from offtop.model.values.disks import DiskActivity
+from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import Frame, Names
@@ -103,6 +105,8 @@ class OfTheLoad(LiveFeed):
             long_waits=[one for one in snapshot.long_waits if one.site.pid in own],
             storms={wake: one for wake, one in snapshot.storms.items() if catalog.wake(wake).waker.pid in own},
             titles={pid: title for pid, title in snapshot.titles.items() if pid in own},
+            files=snapshot.files and _files_of(snapshot.files, own),
+            disks=snapshot.disks and _requests_of(snapshot.disks, own),
         )
 
     @property
@@ -159,6 +163,31 @@ def _without_others(wake: Wake, own: set[int]) -> Wake:
     return wake
 
 
+def _files_of(every: FileActivity, own: set[int]) -> FileActivity:
+    """Return the file operations of the processes `own`."""
+    totals = {key: totals for key, totals in every.totals.items() if key.pid in own}
+    files = {key.file for key in totals}
+    return replace(
+        every,
+        totals=totals,
+        names={file: name for file, name in every.names.items() if file in files},
+        comms={pid: comm for pid, comm in every.comms.items() if pid in own},
+        stacks={stack: totals for stack, totals in every.stacks.items() if stack.row in totals},
+    )
+
+
+def _requests_of(every: DiskActivity, own: set[int]) -> DiskActivity:
+    """Return the requests of the processes `own` and of kernel workers, and the totals of each disk."""
+    totals = {key: totals for key, totals in every.totals.items() if key.pid in (own | {0})}
+    tids = {key.tid for key in totals}
+    return replace(
+        every,
+        totals=totals,
+        comms={tid: comm for tid, comm in every.comms.items() if tid in tids},
+        stacks={stack: totals for stack, totals in every.stacks.items() if stack.row in totals},
+    )
+
+
 def _grown(before: Mapping[K, V], now: Mapping[K, V], own: set[int]) -> dict[K, V]:
     """Update the totals of the processes `own`. `max_ns` is that of the last tick only."""
     was = {key: totals._replace(max_ns=0) for key, totals in before.items()}
@@ -173,7 +202,7 @@ def main() -> None:
         _database(opened, place)
         _web_server(opened, place)
         rules = parse(paths.categories().read_text(encoding="utf-8"))
-        source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN))
+        source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN, with_files=True, with_disks=True))
         opened.callback(source.close)
         memory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="offtop-demo-", dir="/dev/shm")))
         recorded = memory / target.name  # the disk is busy with the database

@@ -25,7 +25,7 @@ from offtop.units import NS_PER_S
 LARGE, SMALL = (160, 50), (80, 24)
 _CULPRIT_S = 6
 """Second of the demo at which all sessions wait for rows that an idle one holds."""
-_PILE_UP_S = 59
+_PILE_UP_S = 58
 """Second of the demo at which a disk stalls, and sessions queue up behind one that waits for fsync."""
 _GIL_S = 22
 """Second of the demo at which the threads of a report contend for Python's GIL."""
@@ -58,6 +58,8 @@ SHOTS = (
     Shot("off-wake", keys=("down", "3", "t", "*"), second=_GIL_S),
     Shot("account", keys=("H", "A", "tab"), second=_GIL_S),
     Shot("changed", keys=("D", "H", "greater_than_sign"), normal=20),
+    Shot("files", keys=("7",)),
+    Shot("disks", keys=("8",)),
     Shot("filter", keys=("backslash", *"cat=fsync max>1s", "enter")),
     Shot("columns", keys=("f",)),
     Shot("help", keys=("question_mark",)),
