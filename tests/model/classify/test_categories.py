@@ -138,6 +138,12 @@ def test_every_category_with_a_rule_was_recorded_except_for_devices() -> None:
         ("6.1 arm64", "el0_interrupt __el0_irq_handler_common el0t_64_irq_handler el0t_64_irq", "run-queue"),
         ("6.1 realtime", "rtlock_slowlock_locked rt_spin_lock __local_bh_disable_ip", "kernel-lock"),
         ("7.0", "preempt_schedule_common throttle_cfs_rq_work task_work_run exit_to_user_mode_loop", "throttle"),
+        (
+            "6.18, preemptible",
+            "preempt_schedule preempt_schedule_thunk _raw_spin_unlock_irqrestore task_work_run exit_to_user_mode_loop",
+            "throttle",
+        ),
+        ("6.18, preemptible", "preempt_schedule preempt_schedule_thunk ____fput task_work_run", "run-queue"),
     ],
 )
 def test_names_of_other_kernels_match(kernel: str, stack: str, category: str) -> None:
