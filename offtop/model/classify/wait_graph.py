@@ -37,7 +37,7 @@ from offtop.model.values.blockers import (
     Blockers,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.disks import DiskActivity
+from offtop.model.values.disks import DeviceTotals, DiskActivity
 from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
@@ -303,7 +303,8 @@ def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
 def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
     """Return by name of the disk the process that keeps the others waiting, if there is one.
 
-    It is compared with the totals of the device, because filters leave requests out of those of processes.
+    It is compared with the totals of the device, because filters leave requests out of those of processes. A recording
+    may lack these.
     """
     times: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for key, totals in activity.totals.items():
@@ -312,7 +313,8 @@ def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for device, by_pid in times.items():
         most = max(by_pid, key=by_pid.__getitem__)
-        if by_pid[most] >= _MOST_REQUESTS * activity.devices[device].every.outstanding_ns > 0:
+        of_all = activity.devices.get(device, DeviceTotals()).every
+        if by_pid[most] >= _MOST_REQUESTS * of_all.outstanding_ns > 0:
             found[activity.name(device)] = most
     return found
 

@@ -77,6 +77,15 @@ def test_wait_for_a_disk_leads_to_the_disk_or_to_the_process_with_most_of_its_re
     assert graph.edges[0].what == "sda"
 
 
+def test_requests_without_the_totals_of_their_device_name_no_process() -> None:
+    machine = Machine(
+        disks=DiskActivity({DiskKey(8, "read", 20, 20): DiskTotals(outstanding_ns=900)}, names={8: "sda"})
+    )
+    waiter = machine.waits("ls", 10, "disk-read")
+    machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(ELSEWHERE, 0), DISK, True)]
+
+
 @pytest.mark.parametrize("category", ["page-fault", "kernel-lock", "poll"])
 def test_wait_for_something_else_in_a_call_does_not_lead_to_the_disk_of_its_file(category: str) -> None:
     machine = Machine()
