@@ -378,7 +378,9 @@ enum end {
 #define END_PYTHON_SHIFT 9      /* number of Python frames, at most PYTHON_FRAMES */
 #define END_GENERATION_SHIFT 16 /* generation of struct python, if there are Python frames */
 #define END_EXECS_SHIFT 32      /* self_exec_id of the thread, which each exec changes */
-#define COPY_ENTRIES 64 /* a copy counts as so many new entries (count_added), because few of them fit */
+/* As how many new entries (count_added) these count: few copies fit, and a new stack may be of a process that exits soon. */
+#define COPY_ENTRIES 64
+#define USER_STACK_ENTRIES 512
 #define COPIED (1ULL << 63) /* in a stack id: the real stack is known once user space has unwound the copy */
 #define EXACT (1ULL << 63) /* in an address: interrupted at this instruction; all others, but for the leaf, are
 			    * return addresses */

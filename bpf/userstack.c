@@ -90,7 +90,7 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 		return id;
 	if (user_stacks.update(&id, stack))
 		return STACK_LOST;
-	count_added(1);
+	count_added(USER_STACK_ENTRIES);
 	return id;
 }
 

@@ -275,10 +275,11 @@ def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
             assert sum(t.offcpu_ns for _, t in every) >= 4 * S
 
 
+@pytest.mark.parametrize(("threads", "places"), [(ROOMY // 8 + 100, 1), (8, 8)], ids=["exits", "user stacks"])
 def test_tables_are_drained_between_two_ticks_only_when_they_fill(
-    monkeypatch: pytest.MonkeyPatch, binary: Path
+    monkeypatch: pytest.MonkeyPatch, binary: Path, threads: int, places: int
 ) -> None:
-    """Below a fourth of ROOMY, new entries wait for the next tick. An exit counts as two of them."""
+    """Below a fourth of ROOMY, new entries wait for the next tick. An exit counts as two, a user stack as 512."""
     set_map_sizes(monkeypatch)
     flip, flips = Drain.flip, list[int]()
 
@@ -286,7 +287,7 @@ def test_tables_are_drained_between_two_ticks_only_when_they_fill(
         flips.append(len(flips))
         return flip(drain)
 
-    with sleepers(binary, threads=ROOMY // 8 + 100, sleeps=1, each_us=2000) as child, watching_only(child) as live:
+    with sleepers(binary, threads, sleeps=1, each_us=2000, places=places) as child, watching_only(child) as live:
         live.tick()
         monkeypatch.setattr(Drain, "flip", counted)
         live.source.drain()
@@ -298,7 +299,7 @@ def test_tables_are_drained_between_two_ticks_only_when_they_fill(
         assert len(flips) == 1
         window = live.tick()
         slept = {key for key, t in window.each_thread() if key.pid == child.pid != key.tid and t.waits}
-        assert (len(slept), lost([window])) == (ROOMY // 8 + 100, {})
+        assert (len(slept), lost([window])) == (threads, {})
 
 
 def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> None:
