@@ -108,15 +108,15 @@ def test_whole_machine_has_suspects_stuck_threads_profiles_and_units(tmp_path: P
     held = started("flock", lock, "sleep", "600"), started("flock", lock, "true")
     # On a machine that other tests keep busy, the agent's budget of 1 % would leave out scans for some time.
     with held[0], held[1], running("--exact-stacks") as agent:
-        agent.until(lambda samples: ("offtop_stuck_threads", (("category", "lock"),)) in samples)
-        samples = agent.until(
+        agent.until(
             lambda samples: any(
                 name == "offtop_suspect_threads"
                 and dict(labels) == {"what": "job.lock", "who": "flock", "held_by": "sleep"}
                 for name, labels in samples
             )
         )
-        assert samples["offtop_stuck_oldest_seconds", (("category", "lock"),)] >= 10
+        # The lock of another test's program may have been stuck for a while before.
+        agent.until(lambda samples: samples.get(("offtop_stuck_oldest_seconds", (("category", "lock"),)), 0.0) >= 10)
         samples = agent.after_ticks(2)
         assert samples["offtop_run_queue_seconds_total", ()] > 0
         assert samples["offtop_context_switches_total", ()] > 0
