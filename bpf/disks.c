@@ -60,7 +60,6 @@
 #define KEPT_FLAGS (OP_MASK | FLAG_SYNC | FLAG_META | FLAG_AHEAD)
 #define MINOR_BITS 20
 #define PF_WQ_WORKER 0x20  /* include/linux/sched.h */
-#define SLOW_NS 1000000000ULL
 
 enum disk_lost { DISK_LOST_REQUESTS, DISK_LOST_TOTALS, DISK_LOST_ENDS, DISK_LOST_KINDS };
 
@@ -206,21 +205,6 @@ static inline __attribute__((always_inline)) void identify_user(struct disk_key 
 	key->tid = tid;
 }
 
-/* Return whether a request to a device gets a stack. */
-static inline __attribute__((always_inline)) bool wants_stack(struct config *c, struct thinning *t, u32 device, u64 now_ns)
-{
-	u32 zero = 0;
-	u64 *slow_ns = disk_slow.lookup(&device), *sampled_ns = disk_sampled.lookup(&zero);
-
-	end_period(c, t, now_ns);
-	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
-		return true;
-	if (!sampled_ns || elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS)
-		return false;
-	*sampled_ns = now_ns;
-	return true;
-}
-
 /* Unwind the current thread, which makes a request, if that is worth it. */
 static inline __attribute__((always_inline)) void find_stacks(void *ctx, struct disk_request *new, u32 device)
 {
@@ -230,7 +214,9 @@ static inline __attribute__((always_inline)) void find_stacks(void *ctx, struct 
 	u64 now_ns = bpf_ktime_get_ns();
 	struct config *c = config.lookup(&zero);
 
-	if (!c || !t || !new->key.is_selected || !wants_stack(c, t, device, now_ns))
+	if (!c || !t || !new->key.is_selected)
+		return;
+	if (!may_be_slow(c, t, disk_slow.lookup(&device), disk_sampled.lookup(&zero), now_ns))
 		return;
 #ifdef NAMESPACE
 	tid = new->key.tid;

@@ -8,20 +8,12 @@
  *   entry     raw_tp sys_enter
  *   return    raw_tp sys_exit
  *   switches  raw_tp sched_switch: how much of a call was off CPU
- *   faults    raw_tp page_fault_user, where the kernel has it: pages of mapped files
- *   requests  raw_tp io_uring_submit_req (before 08760051b9d2, 6.3: io_uring_submit_sqe), io_uring_complete, where the
- *             kernel has them as they are since 5.19
  *
  * maps
  *   file_operations     by system call number: the operation, and which argument is the descriptor; 0: none
  *   file_calls          by tid: calls in progress
  *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
  *   file_stacks_0, _1   those of them that reached the minimum, by stack as well
- *   file_fault          per CPU: the last page fault of a program that began there
- *   ring_operations     by operation of io_uring, as file_operations
- *   ring_requests       by address of struct io_kiocb: requests in progress
- *   ring_slow           by process: when one of its requests last reached the minimum
- *   ring_sampled        per CPU: when a request last got a stack although its process had no slow one
  *   file_names          path of each file, in pieces, from the file up to the root
  *   file_sampled        per CPU: when a call below the raised minimum last got a stack
  *   file_lost           what did not fit, by enum file_lost
@@ -34,16 +26,6 @@
  *
  * Only descriptors of regular files, directories and block devices count. An open is counted at its return, by the
  * descriptor that it returned, so one that fails is not counted.
- *
- * A page fault counts only if its thread sleeps in it and the address is in the mapping of a file: that is looked up at its
- * first switch-out, because hardly any fault gets there. No tracepoint marks the end of a fault. It ends at its thread's
- * last switch-in, and is counted when the thread is next switched out or begins a call. A fault is known by the number of
- * faults that the thread has finished, which the kernel counts (mm_account_fault), because a loop may fault again and
- * again at the same instruction. Its stacks are those of its last wait that reached the minimum, which offcpu.c has unwound.
- *
- * A request to io_uring is in progress from its submission until it is completed, in whatever thread that happens. The
- * user stack of its submission is unwound then, when nobody knows yet how long it will take, by the rule by which
- * requests to disks get a stack (disks.c). The file of a registered descriptor is known when the request is completed.
  *
  * Totals are kept by CPU, so that only one program at a time writes to an entry and nothing has to be atomic: programs
  * at system call tracepoints run with preemption disabled. For the same reason the scratch space of switches
@@ -59,14 +41,8 @@
  *   FILE_PATH, PATH_*, DENTRY_*, NAME_TEXT, MOUNT_*, VFS_ROOT, TASK_FS, FS_ROOT    from there to its path
  *   REG_CALL, REG_MODE, REG_ARGUMENT_*      offsets in pt_regs
  *   TASK_PID, TASK_FLAGS                    offsets in task_struct
- *   MAPPING_FILE, MAPPING_*, TASK_MEMORY    from a task and an address to the mapped file. Not set: faults do not count
- *   MEMORY_TREE, TREE_ROOT, MAPLE_*         mappings are in a maple tree (d4af56c5c7c6, 6.1); otherwise MEMORY_TREE,
- *                                           NODE_*, MAPPING_NODE: in a red-black tree
- *   FAULTS_MAJOR, FAULTS_MINOR              offsets in task_struct
- *   MMAP_READ                               the operation as which faults count
- *   RING_FILE, RING_*                       offsets in struct io_kiocb. Not set: io_uring does not count
- *   SUBMIT_ARGUMENT, RESULT_ARGUMENT        which argument of the tracepoints is the request, and the result
- *   CQE_ARGUMENT, CQE_RESULT                instead of RESULT_ARGUMENT: which one is the completion, and an offset in it
+ *   MAPPING_FILE                            page faults on mapped files count (mappings.c)
+ *   RING_FILE                               requests to io_uring count (rings.c)
  *   NAMESPACE                               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"
@@ -85,16 +61,6 @@
 #define NAME_BYTES 256        /* of one piece, with its NUL */
 #define PATH_ROOM 1024        /* a power of two */
 #define PATH_STEPS 32
-#define PF_EXITING 4          /* include/linux/sched.h */
-#define NO_CALL -1            /* instead of a system call number: in an exception */
-#define RING_OPERATIONS 256
-#define RING_FIXED_FILE 1     /* include/uapi/linux/io_uring.h: IOSQE_FIXED_FILE: a registered descriptor */
-#define RING_SKIPS_END 64     /* IOSQE_CQE_SKIP_SUCCESS */
-#define PF_IO_WORKER 0x10
-#define SLOW_NS 1000000000ULL
-#define TREE_STEPS 40
-#define MAPLE_STEPS 8
-#define MAPLE_PIVOTS 16       /* at least as many as a node has */
 
 enum file_lost { FILE_LOST_CALLS, FILE_LOST_TOTALS, FILE_LOST_KINDS };
 
@@ -382,298 +348,10 @@ static inline __attribute__((always_inline)) void count_at_stack(void *ctx, stru
 }
 
 #ifdef MAPPING_FILE
-struct fault {
-	u64 start_ns;
-	u64 address;
-	u64 faults;        /* that its thread had finished before */
-	u32 tid;           /* 0: none */
-	u32 unused;
-};
-BPF_PERCPU_ARRAY(file_fault, struct fault, 1);
-
-static inline __attribute__((always_inline)) u64 finished_faults(struct task_struct *task)
-{
-	return MEMBER(u64, task, FAULTS_MAJOR) + MEMBER(u64, task, FAULTS_MINOR);
-}
-
-/* Return whether a thread is in an exception, and not in a system call or about to exit. */
-static inline __attribute__((always_inline)) bool is_in_exception(struct task_struct *task)
-{
-	char *regs = (void *)bpf_task_pt_regs(task);
-	s64 call = 0;
-
-	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_CALL);
-	return call == NO_CALL && !(MEMBER(u32, task, TASK_FLAGS) & PF_EXITING);
-}
-
-#ifdef MAPLE_LEAF
-/*
- * Return the entry of a kernel's maple tree for an index, as mtree_range_walk() finds it, or NULL. In the low bits of a
- * pointer to a node is its type. A node is replaced by another one to change it, and freed after all programs that may
- * read it have ended (RCU).
- */
-static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 index)
-{
-	u64 pivots[MAPLE_PIVOTS];
-	char *at = 0;
-
-	bpf_probe_read_kernel(&at, sizeof(at), memory + MEMORY_TREE + TREE_ROOT);
-	if (((u64)at & 3) != 2) /* xa_is_node() */
-		return 0;
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < MAPLE_STEPS; i++) {
-		READ_AGAIN;
-		u32 type = (u64)at >> 3 & 15, slot = 0;
-		char *node = (char *)((u64)at & ~255ULL);
-		u32 count = type == MAPLE_ARANGE ? MAPLE_ARANGE_PIVOTS : MAPLE_RANGE_PIVOTS;
-
-		if (type != MAPLE_ARANGE && type != MAPLE_RANGE && type != MAPLE_LEAF)
-			return 0;
-		if (bpf_probe_read_kernel(pivots, sizeof(pivots), node + MAPLE_PIVOT))
-			return 0;
-#pragma unroll
-		for (u32 j = 0; j < MAPLE_PIVOTS; j++) /* a pivot is the last index of its slot; 0 after the first: unused */
-			if (slot == j && j < count && pivots[j] < index && (!j || pivots[j]))
-				slot = j + 1;
-		if (bpf_probe_read_kernel(&at, sizeof(at), node + (type == MAPLE_ARANGE ? MAPLE_ARANGE_SLOT : MAPLE_RANGE_SLOT) + 8 * slot))
-			return 0;
-		if (type == MAPLE_LEAF)
-			return at;
-	}
-	return 0;
-}
-#else
-/* Return the first mapping that ends after an address, as find_vma() does, or NULL. */
-static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 address)
-{
-	char *node = 0, *found = 0;
-
-	bpf_probe_read_kernel(&node, sizeof(node), memory + MEMORY_TREE);
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < TREE_STEPS && node; i++) {
-		READ_AGAIN;
-		char *mapping = node - MAPPING_NODE;
-		u64 end = 0;
-
-		bpf_probe_read_kernel(&end, sizeof(end), mapping + MAPPING_END);
-		if (end > address)
-			found = mapping;
-		bpf_probe_read_kernel(&node, sizeof(node), node + (end > address ? NODE_LEFT : NODE_RIGHT));
-	}
-	return found;
-}
+#include "mappings.c"
 #endif
-
-/* Return the open file that the current process has mapped at an address, or NULL. */
-static inline __attribute__((always_inline)) char *mapped_file(struct task_struct *task, u64 address)
-{
-	char *memory = 0, *file = 0;
-	u64 start = 0, end = 0;
-
-	bpf_probe_read_kernel(&memory, sizeof(memory), (char *)task + TASK_MEMORY);
-	char *mapping = memory ? find_in_tree(memory, address) : 0;
-	if (!mapping)
-		return 0;
-	bpf_probe_read_kernel(&start, sizeof(start), mapping + MAPPING_START);
-	bpf_probe_read_kernel(&end, sizeof(end), mapping + MAPPING_END);
-	if (address < start || address >= end)
-		return 0;
-	bpf_probe_read_kernel(&file, sizeof(file), mapping + MAPPING_FILE);
-	return file;
-}
-
-/* Count a page fault of the current thread that is over, if it slept. */
-static inline __attribute__((always_inline)) void finish_fault(struct config *c, struct task_struct *task, struct file_call *call)
-{
-	struct file_stack_key at = {.file = call->key};
-	u64 ns = call->switched_in_ns - call->start_ns;
-	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer, is_new = false;
-
-	if (!call->has_slept)
-		return;
-	at.file.cpu = bpf_get_smp_processor_id();
-	struct file_totals *t = totals_of(&at.file, is_second, &is_new);
-	if (!t)
-		return;
-	if (is_new)
-		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
-	add_to_totals(t, ns, call->off_cpu_ns, 0);
-	struct record *r = record_of(task, false);
-	if (ns < c->min_ns || !r || r->stacked_ns <= call->start_ns)
-		return;
-	at.kernel = r->stacked_kernel;
-	at.user = r->stacked_user;
-	add_to_stack(&at, ns, 0, is_second);
-}
-
-/* Begin to count the page fault in which the current thread is switched out, if it is one of a mapped file. */
-static inline __attribute__((always_inline)) void begin_fault(struct config *c, struct task_struct *task, struct fault *fault, u64 now_ns, bool sleeps)
-{
-	u64 id = bpf_get_current_pid_tgid();
-	u32 pid = id >> 32, tid = id, host_tid = id;
-	struct file_call call = {};
-	char *file = mapped_file(task, fault->address);
-
-	if (!file || !identify(file, &call.key.file))
-		return;
-#ifdef NAMESPACE
-	if (!find_ids(task, &pid, &tid))
-		return;
-#endif
-	if (!passes_filters(c, task, true, pid, tid, 0))
-		return;
-	call.start_ns = fault->start_ns;
-	call.switched_out_ns = now_ns;
-	call.faults = fault->faults + 1;
-	call.has_slept = sleeps;
-	call.key.pid = pid;
-	call.key.operation = MMAP_READ;
-	bpf_get_current_comm(call.comm, sizeof(call.comm));
-	if (file_calls.update(&host_tid, &call))
-		count_lost_call(FILE_LOST_CALLS);
-	else
-		store_path(file, &call.key.file);
-}
-
-/* page_fault_user(address, regs, error code): a program's own access, not one by a system call. */
-int on_fault(struct bpf_raw_tracepoint_args *ctx)
-{
-	u32 zero = 0;
-	struct fault *fault = file_fault.lookup(&zero);
-
-	if (!fault)
-		return 0;
-	fault->address = ctx->args[0];
-	fault->faults = finished_faults(current_task());
-	fault->tid = bpf_get_current_pid_tgid();
-	fault->start_ns = bpf_ktime_get_ns();
-	return 0;
-}
-#endif
-
 #ifdef RING_FILE
-struct ring_request {
-	u64 start_ns;
-	u64 user;          /* id of the stack of its submission; 0: none */
-	struct file_key key; /* that of a registered descriptor has no file yet */
-	char comm[16];
-};
-BPF_ARRAY(ring_operations, u32, RING_OPERATIONS);
-BPF_TABLE("hash", u64, struct ring_request, ring_requests, FILE_CALLS);
-BPF_TABLE("lru_hash", u32, u64, ring_slow, RING_USERS);
-BPF_PERCPU_ARRAY(ring_sampled, u64, 1);
-
-/* Return whether a request of a process gets a stack. */
-static inline __attribute__((always_inline)) bool wants_stack(struct config *c, struct thinning *t, u32 pid, u64 now_ns)
-{
-	u32 zero = 0;
-	u64 *slow_ns = ring_slow.lookup(&pid), *sampled_ns = ring_sampled.lookup(&zero);
-
-	end_period(c, t, now_ns);
-	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
-		return true;
-	if (!sampled_ns || elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS)
-		return false;
-	*sampled_ns = now_ns;
-	return true;
-}
-
-/* In the thread that submits, or in the kernel thread of the ring that does it for the process. */
-int on_submit(struct bpf_raw_tracepoint_args *ctx)
-{
-	char *request = (char *)ctx->args[SUBMIT_ARGUMENT];
-	struct task_struct *task = current_task();
-	struct thinning *t = thinning_of_cpu();
-	u64 id = bpf_get_current_pid_tgid(), address = (u64)request;
-	u32 pid = id >> 32, tid = id, zero = 0, number = 0, flags = 0, descriptor = 0;
-	u32 task_flags = MEMBER(u32, task, TASK_FLAGS);
-	struct config *c = config.lookup(&zero);
-	struct ring_request new = {};
-	u8 opcode = 0;
-
-	bpf_probe_read_kernel(&opcode, sizeof(opcode), request + RING_OPCODE);
-	number = opcode;
-	u32 *operation = ring_operations.lookup(&number);
-	bpf_probe_read_kernel(&flags, sizeof(flags), request + RING_FLAGS);
-	if (!operation || !*operation || flags & RING_SKIPS_END || !c || !t)
-		return 0;
-#ifdef NAMESPACE
-	if (!find_ids(task, &pid, &tid))
-		return 0;
-#endif
-	if (!passes_filters(c, task, true, pid, tid, 0))
-		return 0;
-	if (!(flags & RING_FIXED_FILE)) {
-		bpf_probe_read_kernel(&descriptor, sizeof(descriptor), request + RING_DESCRIPTOR);
-		char *file = open_file(descriptor);
-		if (!file || !identify(file, &new.key.file))
-			return 0;
-		store_path(file, &new.key.file);
-	}
-	new.key.pid = pid;
-	new.key.operation = *operation & OPERATION_MASK;
-	bpf_get_current_comm(new.comm, sizeof(new.comm));
-	new.start_ns = bpf_ktime_get_ns();
-	if (!(task_flags & PF_IO_WORKER) && wants_stack(c, t, pid, new.start_ns)) {
-		new.user = user_stack(ctx, AT_SWITCH, task, pid, tid, task_flags);
-		charge_stacks(c, t, new.start_ns);
-	}
-	if (ring_requests.lookup(&address)) /* its end was missed */
-		count_lost_call(FILE_LOST_CALLS);
-	if (ring_requests.update(&address, &new))
-		count_lost_call(FILE_LOST_CALLS);
-	return 0;
-}
-
-/* io_uring_complete(ctx, request, ...); the request is NULL for completions that do not end one. */
-int on_request_end(struct bpf_raw_tracepoint_args *ctx)
-{
-	char *request = (char *)ctx->args[1], *file = 0;
-	u64 address = (u64)request;
-	struct ring_request *r = ring_requests.lookup(&address);
-	u32 zero = 0, number = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer, is_new = false;
-	struct config *c = config.lookup(&zero);
-	u8 opcode = 0;
-	s32 returned = 0;
-
-	if (!r || !c)
-		return 0;
-	struct file_stack_key at = {.file = r->key, .user = r->user};
-	u64 now_ns = bpf_ktime_get_ns(), ns = now_ns - r->start_ns;
-#ifdef CQE_RESULT
-	bpf_probe_read_kernel(&returned, sizeof(returned), (char *)ctx->args[CQE_ARGUMENT] + CQE_RESULT);
-#else
-	returned = ctx->args[RESULT_ARGUMENT];
-#endif
-	bpf_probe_read_kernel(&opcode, sizeof(opcode), request + RING_OPCODE);
-	number = opcode;
-	u32 *operation = ring_operations.lookup(&number);
-	u64 bytes = operation && *operation & HAS_BYTES && returned > 0 ? returned : 0;
-	if (!at.file.file.inode) {
-		bpf_probe_read_kernel(&file, sizeof(file), request + RING_FILE);
-		if (!file || !identify(file, &at.file.file)) {
-			ring_requests.delete(&address);
-			return 0;
-		}
-		store_path(file, &at.file.file);
-	}
-	at.file.cpu = bpf_get_smp_processor_id();
-	struct file_totals *t = totals_of(&at.file, is_second, &is_new);
-	if (t) {
-		if (is_new)
-			__builtin_memcpy(t->comm, r->comm, sizeof(t->comm));
-		add_to_totals(t, ns, 0, bytes);
-		if (ns >= c->min_ns) {
-			ring_slow.update(&at.file.pid, &now_ns);
-			if (at.user)
-				add_to_stack(&at, ns, bytes, is_second);
-		}
-	}
-	ring_requests.delete(&address);
-	return 0;
-}
+#include "rings.c"
 #endif
 
 int on_enter(struct bpf_raw_tracepoint_args *ctx)

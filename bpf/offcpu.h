@@ -40,6 +40,7 @@
 #define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
 #define THIN_BELOW_NS 64000000ULL /* a wait of this length always gets its stack, however busy the CPU is */
 #define THIN_SAMPLE_NS 16000000ULL /* one wait per CPU and this time gets a stack below the raised minimum, too */
+#define SLOW_NS 1000000000ULL /* for so long after a slow request all others like it get stacks */
 #define MOST_STACKS_NS 100000 /* a wait's stacks take less; more is an interrupt, or time taken by the hypervisor */
 #define LOWEST_MIN_NS 1024 /* the minimum of a busy CPU doubles from this, if it is lower */
 #define MAX_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */

@@ -85,6 +85,22 @@ static inline __attribute__((always_inline)) bool is_thinned(struct config *c, s
 }
 
 /*
+ * Return whether a request gets stacks, of which nobody knows yet how long it will take: it does if one like it, of the same
+ * disk or process, has been slow within the last second, and so does one per CPU and THIN_SAMPLE_NS. `slow_ns`: when one
+ * was; `sampled_ns`: when this CPU took the last sample. Either may be NULL.
+ */
+static inline __attribute__((always_inline)) bool may_be_slow(struct config *c, struct thinning *t, u64 *slow_ns, u64 *sampled_ns, u64 now_ns)
+{
+	end_period(c, t, now_ns);
+	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
+		return true;
+	if (!sampled_ns || elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS)
+		return false;
+	*sampled_ns = now_ns;
+	return true;
+}
+
+/*
  * Charge this CPU for the stacks of a wait or a waker that were begun at `began_ns`, and raise the minimum if its time is
  * used up.
  */
