@@ -743,7 +743,7 @@ class FileOperation(Struct, frozen=True, kw_only=True):
     """System call, without the 64 that some have at their end; mmap-read: page faults on a mapped file that waited;
     uring-…: requests to io_uring, from submission to completion."""
     file: str
-    """Path as the process has it, when it was first seen; [inode N on MAJOR:MINOR] if it is unknown."""
+    """Path as the process has it; [inode N on MAJOR:MINOR] if it is unknown."""
     device: str
     """Device of its file system, MAJOR:MINOR."""
     inode: Count

@@ -27,7 +27,7 @@ _MOST_NAMES = 65_536
 """Files whose names are kept; the least recently used ones are dropped."""
 _NAME_NS = 5 * NS_PER_S
 """Age at which a name is read again: many programs write a file under another name and then rename it."""
-_MISSED_NS = 1_000_000_000
+_MISSED_NS = NS_PER_S
 """A request to io_uring that is older is dropped once its process has exited."""
 
 
