@@ -262,7 +262,9 @@ class LiveSource(LiveFeed):
         cost, missed = parts.cost.read(at_ns, parts.config.settings.helper_pids)
         parts.user_stacks.fill(at_ns, cost.cpu_pct)
         thinned = self._thinned.read(at_ns, self._budget, in_effect.min_ns, parts.drain.thinning())
-        self._budget.add(at_ns, cost.cpu_pct - parts.cost.drawing_pct, thinned.waits)
+        self._budget.add(at_ns, cost.cpu_pct - parts.cost.drawing_pct, thinned.waits, cost.bpf_pct)
+        settings = parts.config.settings  # from now on: the next tick shows what another level costs
+        parts.config.apply(settings._replace(min_ns=self._budget.min_ns(settings.filters.min_ns)))
         unread = parts.processes.unread + parts.user_stacks.unread
         more_lost = {"missed_runs": missed, "unread": unread, "blockers": parts.blockers.skipped}
         outliers, stages.outliers = stages.outliers, []

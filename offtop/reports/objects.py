@@ -157,7 +157,7 @@ class Detail(Struct, frozen=True, kw_only=True):
     thinned_ns: Count
     """Their off-CPU time."""
     over_budget: bool
-    """offtop exceeds its CPU budget at the highest level, too."""
+    """offtop exceeds its CPU budget at the highest level, too, or its BPF programs alone exceed it."""
 
 
 class Change(Struct, frozen=True, kw_only=True):

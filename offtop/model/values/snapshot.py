@@ -220,7 +220,7 @@ class Thinned(NamedTuple):
     since_ns: int = 0
     """Since when something is left out (CLOCK_MONOTONIC); 0: nothing is."""
     is_over: bool = False
-    """offtop is over budget all the same."""
+    """offtop is over budget all the same, or its BPF programs alone are."""
 
 
 class Cost(NamedTuple):
