@@ -95,7 +95,8 @@ class ThreadTable:
         """Return the waits in progress as of now."""
         if self._frozen is None:
             rows = self.waiting
-            self._frozen = Waits(WaitList(self.waits[rows], dict(self.holders)), self._versions[rows], self)
+            waits = WaitList(self.waits[rows], dict(self.holders))
+            self._frozen = Waits(waits, self._versions[rows], self, rows)
         return self._frozen
 
     def flags(self, rows: Ints | Sequence[int]) -> Mask:

@@ -117,14 +117,15 @@ NO_WAITS = WaitList.of(())
 class Waits(Mapping[ThreadKey, Waiting]):
     """The wait in progress of each thread that has one. Immutable."""
 
-    __slots__ = ("_numbers", "_sorted", "lineage", "list", "versions")
+    __slots__ = ("_numbers", "_sorted", "lineage", "list", "slots", "versions")
 
-    def __init__(self, waits: WaitList, versions: Ints, lineage: object) -> None:
+    def __init__(self, waits: WaitList, versions: Ints, lineage: object, slots: Ints | None = None) -> None:
         """`versions` has one number a row, which is another one in each Waits of `lineage` in which the wait differs.
 
-        No two threads have the same number.
+        No two threads have the same number. `slots`: a small number for the thread of each row, which is the same in
+        all Waits of `lineage` until the thread exits; with it, two of them are compared without sorting.
         """
-        self.list, self.versions, self.lineage = waits, versions, lineage
+        self.list, self.versions, self.lineage, self.slots = waits, versions, lineage, slots
         self._numbers: dict[int, int] | None = None
         self._sorted: tuple[Ints, Ints] | None = None
         """Codes of threads in order, and their rows."""
@@ -168,7 +169,29 @@ class Waits(Mapping[ThreadKey, Waiting]):
         """Return which rows are not the same in `before`, or not there."""
         if self.lineage is not before.lineage:
             return np.ones(len(self), np.bool_)
-        return ~np.isin(self.versions, before.versions)
+        if self.slots is None or before.slots is None:
+            return ~np.isin(self.versions, before.versions)
+        return before._by_slot(before.versions, self.slots) != self.versions
+
+    def go_on_in(self, later: "Waits") -> Mask:
+        """Return which of these waits are still in progress in `later`, whatever else has changed about them."""
+        if self.lineage is later.lineage and self.slots is not None and later.slots is not None:
+            row = later._by_slot(np.arange(len(later)), self.slots)
+        else:
+            row = later.rows_of(self.codes)
+        go_on = np.flatnonzero(row >= 0)
+        identity = [0, 1, SWITCHED_OUT_NS]  # another thread may have the slot by now
+        same = self.list.rows[go_on][:, identity] == later.list.rows[row[go_on]][:, identity]
+        found = np.zeros(len(row), np.bool_)
+        found[go_on] = same.all(axis=1)
+        return found
+
+    def _by_slot(self, values: Ints, slots: Ints) -> Ints:
+        """Return which of `values`, one a row, belongs to each of the `slots`; -1 for a slot without a wait."""
+        assert self.slots is not None
+        by_slot = np.full(1 + max(self.slots.max(initial=-1), slots.max(initial=-1)), -1)
+        by_slot[self.slots] = values
+        return by_slot[slots]
 
     def rows_of(self, codes: Ints) -> Ints:
         """Return the row of each of the threads, or -1."""
@@ -184,6 +207,8 @@ class Waits(Mapping[ThreadKey, Waiting]):
 
 def changed(now: Mapping[ThreadKey, Waiting], before: Mapping[ThreadKey, Waiting]) -> Iterable[Waiting]:
     """Return the waits of `now` that are new or not the same in `before`."""
+    if isinstance(now, Waits) and not before:
+        return now.list
     if isinstance(now, Waits) and isinstance(before, Waits):
         return now.list.of_rows(now.changed_since(before))
     return [one for key, one in now.items() if before.get(key) is not one]

@@ -24,7 +24,6 @@ from offtop.model.values.waits import (
     NO_WAITS,
     READ_USER,
     READY_NS,
-    SWITCHED_OUT_NS,
     USER,
     WaitList,
     Waits,
@@ -185,11 +184,8 @@ class PastWaits:
         if before is None:
             return
         was, now, at_ns = Waits.of(before.waiting), Waits.of(snapshot.waiting), before.at_ns
-        over = was.list.of_rows(was.changed_since(now))
-        row = now.rows_of(thread_codes(over.rows))
-        goes_on = row >= 0
-        goes_on[goes_on] = now.list.rows[row[goes_on], SWITCHED_OUT_NS] == over.rows[goes_on, SWITCHED_OUT_NS]
-        ended = over.of_rows(~goes_on & (over.began_ns <= at_ns - LEAST_AGE_NS))
+        is_old = was.list.began_ns <= at_ns - LEAST_AGE_NS
+        ended = was.list.of_rows(is_old & was.changed_since(now) & ~was.go_on_in(now))
         if len(ended):
             packed = zlib.compress(columns.packed(numbers_of(ended)), 1)
             self._ended.append((snapshot.at_ns, at_ns, packed))
