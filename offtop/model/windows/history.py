@@ -5,7 +5,6 @@ kept as they are, older ones are packed into columns and compressed, and the old
 thread may read, since what is returned never changes.
 """
 
-import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from threading import Lock
 import numpy as np
 
 from offtop.model.values.catalog import Catalog, SiteKey
-from offtop.model.values.columns import of_table, packed, to_table, unpacked
+from offtop.model.values.columns import compressed, decompressed, of_table, to_table
 from offtop.model.values.moves import NO_MOVES, SINCE, Moves
 from offtop.model.values.snapshot import UNMEASURED, SiteTotals, Snapshot
 from offtop.model.values.table import (
@@ -95,10 +94,10 @@ class Packed:
 
     @property
     def moves(self) -> Moves:
-        return Moves(np.concatenate(unpacked(zlib.decompress(self.columns_of_moves)), axis=1))
+        return Moves(np.concatenate(decompressed(self.columns_of_moves), axis=1))
 
     def window(self) -> Window:
-        columns = iter(unpacked(zlib.decompress(self.columns)))
+        columns = iter(decompressed(self.columns))
         sites, threads = to_table(SITES, columns), to_table(THREADS, columns)
         return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)), moves=self.moves)
 
@@ -107,7 +106,7 @@ def pack(window: Window) -> Packed:
     columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
     sites, times = window.moves.rows[:, :SINCE], window.moves.rows[:, SINCE:]
     rest = replace(window, sites={}, threads={}, still=NO_SITES, moves=NO_MOVES)
-    return Packed(rest, zlib.compress(packed(columns), 1), zlib.compress(packed([sites, times]), 1))
+    return Packed(rest, compressed(columns), compressed([sites, times]))
 
 
 @dataclass(frozen=True, slots=True)

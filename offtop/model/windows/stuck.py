@@ -4,7 +4,6 @@ A total grows while a wait goes on, but says nothing about its age. Only waits o
 younger ones are normal, and a hundred times as many.
 """
 
-import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -187,7 +186,7 @@ class PastWaits:
         is_old = was.list.began_ns <= at_ns - LEAST_AGE_NS
         ended = was.list.of_rows(is_old & was.changed_since(now) & ~was.go_on_in(now))
         if len(ended):
-            packed = zlib.compress(columns.packed(numbers_of(ended)), 1)
+            packed = columns.compressed(numbers_of(ended))
             self._ended.append((snapshot.at_ns, at_ns, packed))
             self.bytes_held += len(packed) + _CHUNK_BYTES
 
@@ -231,7 +230,7 @@ class PastWaits:
 
 
 def _unpacked(packed: bytes) -> WaitList:
-    where, how = columns.unpacked(zlib.decompress(packed))
+    where, how = columns.decompressed(packed)
     return waits_of(where, how)
 
 
