@@ -15,11 +15,11 @@ from offtop.model.classify.wait_graph import KnownPeers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import SiteKeys
-from offtop.model.values.waits import WAKE, WaitList, Waits
+from offtop.model.values.waits import WAKE, WaitList
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import FILTERED, Idle, Shares
 from offtop.model.windows.history import HistoryTick
-from offtop.model.windows.stuck import Stuck, stuck
+from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _MOST_KEPT = 1_000
@@ -45,9 +45,8 @@ class SuspectWatch:
         """Weigh waits from the next tick on by how much more there is than in `baseline`; None: in full."""
         self._finder.usual = usual_in(baseline) if baseline else {}
 
-    def standing(self, snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
+    def standing(self, snapshot: Snapshot, window: Window, _: Idle, every: Shares, blocked: Stuck) -> SiteKeys:
         """Return the sites of standing waits. Implements FindStanding of History."""
-        blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
         begin_ns = window.at_ns - window.span_ns

@@ -72,7 +72,9 @@ def compressed(columns: Sequence[Ints]) -> bytes:
             lowest, highest = (int(one.min()), int(one.max())) if len(one) else (0, 0)
             width = -(-(highest - lowest).bit_length() // 8)
             shapes.append(_LOWEST.pack(lowest, width))
-            rows.append((one - lowest).astype("<i8", copy=False).view(np.uint8).reshape(-1, _WORD_BYTES)[:, :width].tobytes("F"))
+            rows.append(
+                (one - lowest).astype("<i8", copy=False).view(np.uint8).reshape(-1, _WORD_BYTES)[:, :width].tobytes("F")
+            )
     squeeze = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return squeeze.compress(b"".join((struct.pack("<I", len(columns)), *shapes, *rows))) + squeeze.flush()
 

@@ -33,6 +33,7 @@ from offtop.model.values.table import (
     summed,
     table_of,
 )
+from offtop.model.values.waits import Waits
 from offtop.model.values.wake import OFFCPU, gathers
 from offtop.model.windows import rebuilt
 from offtop.model.windows.breakdown import (
@@ -48,7 +49,8 @@ from offtop.model.windows.breakdown import (
     with_standing,
 )
 from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
-from offtop.model.windows.stuck import PastWaits, Stuck, stuck
+from offtop.model.windows.stuck import NOTHING_STUCK, PastWaits, Stuck, stuck
+from offtop.model.windows.stuck import with_standing as with_standing_waits
 from offtop.model.windows.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
 
@@ -73,11 +75,12 @@ _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
 
-FindStanding = Callable[[Snapshot, Window, Idle, Shares], SiteKeys]
-"""Returns the sites of standing waits. The shares are those of the window, before standing waits count as idle."""
+FindStanding = Callable[[Snapshot, Window, Idle, Shares, Stuck], SiteKeys]
+"""Returns the sites of standing waits. The last two are the shares of the window, and the waits in progress, before
+standing ones count as idle."""
 
 
-def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
+def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares, blocked: Stuck) -> SiteKeys:
     """Implement FindStanding without a wait-for graph: no wait is known to be standing."""
     return NO_SITES
 
@@ -189,6 +192,8 @@ class History:
         self._idle_by_rule, self._standing = idle_by_rule, standing
         self._newest_by_rule = NOTHING_BY_RULE
         self._newest_standing = NO_SITES
+        self._newest_stuck: tuple[Idle, Stuck] = Idle(), NOTHING_STUCK
+        """The waits in progress at the end of the newest tick, and what counted as idle then."""
         self._is_periodic = is_periodic
         self._max_ns = max_ns
         self._max_bytes = max_bytes
@@ -255,7 +260,8 @@ class History:
         is_new |= self._newest_by_rule is not earlier_by_rule
         idle = Idle(self._idle, self._periodic, self._newest_by_rule)
         every = shares(window, idle)
-        standing = self._standing(snapshot, window, idle, every)
+        blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
+        standing = self._standing(snapshot, window, idle, every, blocked)
         if np.array_equal(standing.ids, self._newest_standing.ids):
             standing = self._newest_standing
         idle = idle._replace(standing=standing)
@@ -283,6 +289,7 @@ class History:
             self._unpacked_bytes += tick.bytes_held
             self._bytes += tick.bytes_held
             self._waits.add(snapshot)
+            self._newest_stuck = idle, with_standing_waits(blocked, standing)
             self._make_room()
         return tick
 
@@ -398,7 +405,9 @@ class History:
         For `pids` that includes the young ones, as far as they are known: only at the newest tick.
         """
         with self._lock:
-            waits = self._waits.at(tick.at_ns)
+            waits, (idle, newest) = self._waits.at(tick.at_ns), self._newest_stuck
+        if pids is None and tick.idle is idle:
+            return newest
         if pids is None:
             return stuck(waits, tick.at_ns, tick.header.catalog, tick.idle)
         of_pids = waits.of_rows(np.isin(waits.rows[:, 0], [*pids]))

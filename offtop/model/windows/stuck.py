@@ -16,7 +16,7 @@ import numpy as np
 from offtop.model.values import columns, stack
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
-from offtop.model.values.table import SITES, Ints, Mask, distinct_rows, integers, thread_codes
+from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, distinct_rows, integers, thread_codes
 from offtop.model.values.waits import (
     BOUND,
     KERNEL,
@@ -134,11 +134,21 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     ids[:, USER] = every.rows[:, READ_USER]
     by_rule = idle.by_rule.of(ids)
     looks_idle = np.where(by_rule == 0, looks_idle, by_rule > 0)
-    stands = ~looks_idle & idle.standing.mask(every.sites)
-    codes, leaf = np.unique(which << 2 | (looks_idle | stands) << 1 | stands, return_inverse=True)
-    leaves = [Leaf(names[code >> 2], bool(code & 2), bool(code & 1)) for code in codes.tolist()]
+    codes, leaf = np.unique(which << 1 | looks_idle, return_inverse=True)
+    leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, counts=integers([], 3))
-    return Stuck(at_ns, every, shares)
+    return with_standing(Stuck(at_ns, every, shares), idle.standing)
+
+
+def with_standing(some: Stuck, standing: SiteKeys) -> Stuck:
+    """Return `some`, but count those at `standing` as idle, too."""
+    if some.shares is None or not len(standing):
+        return some
+    shares, count = some.shares, len(some.shares.leaves)
+    is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)[shares.leaf]
+    stands = standing.mask(WaitList.of(some.waits).sites) & ~is_idle
+    leaves = [*shares.leaves, *(leaf._replace(idle=True, standing=True) for leaf in shares.leaves)]
+    return some._replace(shares=shares._replace(leaves=leaves, leaf=shares.leaf + count * stands))
 
 
 def _current_category(kernel: int, is_ready: bool, catalog: Catalog) -> str:
@@ -205,6 +215,8 @@ class PastWaits:
 
         The lock holders of an earlier time are unknown.
         """
+        if self.latest and self.latest.at_ns == at_ns:
+            return Waits.of(self.latest.waiting).list
         rows, holders = [NO_WAITS.rows], NO_WAITS.holders
         for waits, seen_ns in self._lasting(at_ns, at_ns):
             then = waits.rows.copy()
