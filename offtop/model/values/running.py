@@ -6,7 +6,7 @@ from typing import Generic
 import numpy as np
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.table import MAX_NS, Groups, Ints, K, Kind, Table, V
+from offtop.model.values.table import MAX_NS, Changes, Groups, Ints, K, Kind, Table, V
 
 _FIRST_ROOM = 1024
 _MOST_EMPTY = 1024
@@ -29,6 +29,10 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._present = np.zeros(_FIRST_ROOM, np.bool_)
         self._longest_ns = np.zeros(_FIRST_ROOM, np.int64)
         self._added_ns = np.zeros(_FIRST_ROOM, np.int64)
+        self._generation = 0
+        """How many snapshots were taken."""
+        self._changed_in = np.zeros(_FIRST_ROOM, np.int64)
+        """The generation in which each row was last added to."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -68,6 +72,7 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._numbers[rows] = here
         self._longest_ns[rows] = np.maximum(self._longest_ns[rows], maxima)
         self._added_ns[rows] = at_ns
+        self._changed_in[rows] = self._generation
         return new
 
     def begin_with(self, ids: Ints, numbers: Ints, counts: Ints, longest_ns: Ints, at_ns: int) -> None:
@@ -90,6 +95,7 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._lanes[target] += self._lanes[row]
         for maxima in (self._numbers[:, MAX_NS], self._longest_ns, self._added_ns):
             maxima[target] = max(maxima[target], maxima[row])
+        self._changed_in[target] = self._generation
         self._numbers[row] = 0
         self._lanes[row] = 0
         self._present[row] = False
@@ -107,6 +113,7 @@ class Running(Mapping[K, V], Generic[K, V]):
         if self._used - len(self._rows) > max(_MOST_EMPTY, len(self._rows)):
             self._close_up()
         n = self._used
+        self._generation += 1
         return Table(
             self._kind,
             self._ids[:n],
@@ -116,6 +123,7 @@ class Running(Mapping[K, V], Generic[K, V]):
             longest_ns=self._longest_ns[:n].copy(),
             lineage=self,
             serials=self._serials[:n],
+            changes=Changes(self._generation, self._changed_in[:n].copy()),
         )
 
     def _append(self, keys: list[bytes], ids: Ints) -> None:
@@ -138,7 +146,7 @@ class Running(Mapping[K, V], Generic[K, V]):
 
     def _take(self, rows: Ints, room: int) -> None:
         """Start new columns with `rows`; arrays that a table shares stay unchanged."""
-        for name in ("_serials", "_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns"):
+        for name in ("_serials", "_ids", "_numbers", "_lanes", "_present", "_longest_ns", "_added_ns", "_changed_in"):
             old = getattr(self, name)
             new = np.zeros((room, *old.shape[1:]), old.dtype)
             new[: len(rows)] = old[rows]

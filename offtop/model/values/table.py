@@ -6,7 +6,7 @@ Sums, differences and sums by group are one NumPy operation over all rows; a sin
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +56,21 @@ THREADS = Kind(ThreadKey, ThreadTotals)
 SITES = Kind(SiteKey, SiteTotals)
 
 
+class Changes(NamedTuple):
+    """When the rows of a table were last added to."""
+
+    generation: int
+    """Number of the table among those of its lineage."""
+    changed_in: Ints
+    """For each row, the number of the last table without the change."""
+
+
 class Table(Mapping[K, V]):
     """Immutable. Rows that are not `present` are not entries; all their numbers are 0."""
 
     __slots__ = (
         *("_counts", "_lanes", "_rows"),
-        *("ids", "kind", "lineage", "longest_ns", "numbers", "present", "serials"),
+        *("changes", "ids", "kind", "lineage", "longest_ns", "numbers", "present", "serials"),
     )
 
     def __init__(
@@ -76,13 +85,15 @@ class Table(Mapping[K, V]):
         longest_ns: Ints | None = None,
         lineage: object = None,
         serials: Ints | None = None,
+        changes: Changes | None = None,
     ) -> None:
         """Create a table of n rows.
 
         `ids` is (n, fields of a key), `numbers` (n, totals without histogram). The histograms are `lanes` (n, 40), or
         only the lanes that are not 0, which take a fraction of that: `counts`, in order of rows (see nonzero_lanes).
         `longest_ns` is the longest wait of each since its source began, if known. `serials` are ascending and identify
-        a row in all tables of one `lineage`: a key that is evicted and used again gets another one.
+        a row in all tables of one `lineage`: a key that is evicted and used again gets another one. `changes`: None if
+        it is unknown which rows have changed.
         """
         self.kind, self.ids, self.numbers = kind, ids, numbers
         self._counts, self._lanes = NO_COUNTS if counts is None else counts, lanes
@@ -90,6 +101,7 @@ class Table(Mapping[K, V]):
         self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
         self.lineage = lineage
         self.serials = np.arange(len(ids)) if serials is None else serials
+        self.changes = changes
         self._rows: dict[K, int] | None = None
 
     @property

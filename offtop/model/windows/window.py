@@ -38,6 +38,7 @@ from offtop.model.values.table import (
     Ints,
     K,
     Kind,
+    Mask,
     SiteKeys,
     Table,
     V,
@@ -184,30 +185,16 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     are those of `later`.
     """
     a, b = table_of(kind, earlier), table_of(kind, later)
-    before = np.full(len(b.ids), -1)
-    if a.lineage is not None and a.lineage is b.lineage:
-        in_b = np.searchsorted(b.serials, a.serials)
-        found = in_b < len(b.serials)
-        found[found] = b.serials[in_b[found]] == a.serials[found]
-        rows, in_b = np.flatnonzero(found), in_b[found]
-        before[in_b] = rows
-        is_evicted = a.present.copy()
-        is_evicted[rows] &= ~b.present[in_b]
-    else:
-        is_evicted = a.present.copy()
-        for key, row in a.rows.items():
-            found = b.rows.get(key)
-            if found is not None:
-                before[found] = row
-                is_evicted[row] = False
-    was_there = before >= 0
-    numbers = b.numbers.copy()
-    numbers[was_there] -= a.numbers.take(before[was_there], axis=0)
-    numbers[:, MAX_NS] = b.numbers[:, MAX_NS]
-    changed = np.flatnonzero(b.present & (numbers[:, :MAX_NS] != 0).any(axis=1))
-    ids, numbers, lanes, before = b.ids[changed], numbers[changed], b.lanes[changed], before[changed]
-    was_there = before >= 0
-    lanes[was_there] -= a.lanes.take(before[was_there], axis=0)
+    before, is_evicted = _rows_before(a, b)
+    may = b.present
+    if a.changes and b.changes and a.lineage is b.lineage:
+        may = may & (b.changes.changed_in >= a.changes.generation)
+    rows = np.flatnonzero(may)
+    numbers = _less(b.numbers.take(rows, axis=0), a.numbers, before[rows])
+    numbers[:, MAX_NS] = b.numbers[rows, MAX_NS]
+    some = (numbers[:, :MAX_NS] != 0).any(axis=1)
+    rows, numbers = rows[some], numbers[some]
+    ids, lanes = b.ids.take(rows, axis=0), _less(b.lanes.take(rows, axis=0), a.lanes, before[rows])
     counts = nonzero_lanes(lanes)
     if not is_evicted.any():
         return ids, numbers, counts, integers([], kind.width)
@@ -221,6 +208,38 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
         np.concatenate((counts, rest_counts)),
         a.ids[is_evicted],
     )
+
+
+def _rows_before(a: Table[K, V], b: Table[K, V]) -> tuple[Ints, Mask]:
+    """Return for each row of `b` the same key's row in `a`, or -1, and which rows of `a` were evicted since."""
+    before, is_evicted, count = np.full(len(b.ids), -1), a.present.copy(), len(a.ids)
+    if a.lineage is None or a.lineage is not b.lineage:
+        for key, row in a.rows.items():
+            found = b.rows.get(key)
+            if found is not None:
+                before[found] = row
+                is_evicted[row] = False
+    elif count and count <= len(b.ids) and a.serials[-1] == b.serials[count - 1]:  # no row was removed since
+        before[:count] = np.arange(count)
+        is_evicted &= ~b.present[:count]
+    else:
+        in_b = np.searchsorted(b.serials, a.serials)
+        found = in_b < len(b.serials)
+        found[found] = b.serials[in_b[found]] == a.serials[found]
+        rows, in_b = np.flatnonzero(found), in_b[found]
+        before[in_b] = rows
+        is_evicted[rows] &= ~b.present[in_b]
+    return before, is_evicted
+
+
+def _less(values: Ints, earlier: Ints, rows: Ints) -> Ints:
+    """Subtract some rows of `earlier` from `values` in place; -1: there is none."""
+    was_there = rows >= 0
+    if was_there.all():
+        values -= earlier.take(rows, axis=0)
+    else:
+        values[was_there] -= earlier.take(rows[was_there], axis=0)
+    return values
 
 
 SoFar = Ints
