@@ -9,6 +9,7 @@ loop in the graph is one on the machine.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -357,19 +358,13 @@ class _Builder:
         self._idle = np.array([one.idle for one in leaves], np.bool_)[leaf]
         if unclear is not None:
             self._idle |= unclear
-        codes: list[int] = thread_codes(self._waits.rows).tolist()
-        self._row_of = dict(zip(codes, range(len(codes)), strict=True))
-        """Thread code → row."""
-        self._by_pid = np.argsort(self._waits.rows[:, 0], kind="stable")
-        self._pids = self._waits.rows[self._by_pid, 0]
-        """PIDs of the rows in the order of `_by_pid`."""
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
         """PID → age in ns of the oldest wait that the process must end."""
         self._other_nodes: dict[tuple[str, str], int] = {}
         """Nodes that are no process, by state and address or name."""
         self._edges: list[Edge] = []
-        self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
+        self._ages_ns = self._waits.ages_ns(blocked.at_ns)
         self._waiting = _waiting(self._waits, categories, leaf, blocked.at_ns, every, span_ns)
         self._peers = peers
         self._looks_up: list[int] | None = None
@@ -383,6 +378,18 @@ class _Builder:
         self._sessions = _sessions(snapshot.titles, snapshot.catalog)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
+    @cached_property
+    def _row_of(self) -> Mapping[int, int]:
+        """Thread code → row."""
+        codes: list[int] = thread_codes(self._waits.rows).tolist()
+        return dict(zip(codes, range(len(codes)), strict=True))
+
+    @cached_property
+    def _rows_by_pid(self) -> tuple[Ints, Ints]:
+        """The rows in the order of PIDs, and their PIDs."""
+        rows = np.argsort(self._waits.rows[:, 0], kind="stable")
+        return rows, self._waits.rows[rows, 0]
+
     def graph(self) -> WaitGraph:
         blockers_of_rows = [
             (row, self._blockers(row, self._key(row), kernel, wake))
@@ -391,7 +398,7 @@ class _Builder:
         for row, some in blockers_of_rows:
             for one in some:
                 of_process = self._oldest_behind.get(one.pid, 0)
-                self._oldest_behind[one.pid] = max(of_process, self._ages_ns[row])
+                self._oldest_behind[one.pid] = max(of_process, int(self._ages_ns[row]))
         for row, some in blockers_of_rows:
             if some:
                 self._add_edges(row, self._key(row), some)
@@ -423,8 +430,9 @@ class _Builder:
 
     def _rows_of(self, pid: int) -> list[int]:
         """Return the rows of a process."""
-        begin, end = np.searchsorted(self._pids, [pid, pid + 1])
-        return self._by_pid[begin:end].tolist()
+        rows, pids = self._rows_by_pid
+        begin, end = np.searchsorted(pids, [pid, pid + 1])
+        return rows[begin:end].tolist()
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
@@ -525,7 +533,7 @@ class _Builder:
         acting = [row for row in rows if self._may_act(row, self._oldest_behind.get(key.pid, 0), len(rows) == 1)]
         if not acting:
             acting = [row for row in rows if self._key(row) in self._waiting_servers] if self._waiting_servers else []
-        waiting = sum(self._waiting[row] for row in acting)
+        waiting = float(self._waiting[acting].sum())
         if busy >= max(_LEAST_BUSY, waiting):
             acting = []
         elif not acting:
@@ -536,20 +544,18 @@ class _Builder:
         at = min(rows, key=lambda one: self._key(one).tid != key.pid) if rows and state == IDLE else -1
         number = self._nodes.add(Node(key, at, state))
         for one in acting:
-            share = self._waiting[one] / waiting if waiting else 1 / len(acting)
+            share = float(self._waiting[one]) / waiting if waiting else 1 / len(acting)
             self._edges.append(Edge(number, one, share, "", True, ""))
         return number
 
 
-def _waiting(
-    waits: WaitList, categories: Sequence[str], leaf: Ints, at_ns: int, every: Shares, span_ns: int
-) -> list[float]:
+def _waiting(waits: WaitList, categories: Sequence[str], leaf: Ints, at_ns: int, every: Shares, span_ns: int) -> Floats:
     """Return for each wait the share of the window in which its thread waited, in all waits of the same category.
 
     `categories`, `leaf`: as of Nodes.
     """
     if not len(waits):
-        return []
+        return np.zeros(0)
     numbers = {name: number for number, name in enumerate({*categories, *(leaf.category for leaf in every.leaves)})}
     bits = len(numbers).bit_length()
     of_leaf = np.array([numbers[leaf.category] for leaf in every.leaves], np.int64)
@@ -562,7 +568,7 @@ def _waiting(
     at = np.minimum(np.searchsorted(once, own), len(once) - 1)
     found = np.where(once[at] == own, sums[at], 0) if len(once) else np.zeros(len(own))
     so_far = np.minimum(waits.ages_ns(at_ns), span_ns)
-    return (np.minimum(np.maximum(found, so_far), span_ns) / max(1, span_ns)).tolist()
+    return np.minimum(np.maximum(found, so_far), span_ns) / max(1, span_ns)
 
 
 def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
