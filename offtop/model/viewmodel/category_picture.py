@@ -1,15 +1,16 @@
 """CategoriesPicture: the table of categories, with a sparkline of the last minute for each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from offtop.model.aggregate.rows import WAITING, Order, Ranking, category_rows
+from offtop.model.aggregate.selection import Parts
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.series import Series, series
-from offtop.model.viewmodel.totals import parts_in
 from offtop.model.windows import stuck
-from offtop.model.windows.breakdown import ALL, Scope
+from offtop.model.windows.breakdown import ALL, FILTERED, Scope
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import NO_AGE, Age
 
@@ -50,16 +51,23 @@ def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age]) -> Ranking:
 
 def _sparks(scene: Scene, room: Room, ranking: Ranking) -> dict[str, Series]:
     past, idle_shown = scene.filter_cache.parts_of(scene.minute), scene.view.idle_shown
+    waiting_ns = {number: _waiting_ns(parts, idle_shown) for number, parts in past.items()}
 
-    def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
-        def of(tick: HistoryTick) -> int | None:
-            parts = past.get(tick.number)
-            return None if parts is None else sum(part.total_ns for part in parts_in(parts, category, idle_shown))
-
-        return of
+    def of(category: str, tick: HistoryTick) -> int | None:
+        return waiting_ns[tick.number].get(category, 0) if tick.number in waiting_ns else None
 
     return {
-        key: series(scene.minute, room.spark_cells, room.spark_cell_ns, scene.newest.at_ns, waiting_ns(key))
+        key: series(scene.minute, room.spark_cells, room.spark_cell_ns, scene.newest.at_ns, partial(of, key))
         for key in (ALL, *(row.key for row in ranking.rows))
         if isinstance(key, str)
     }
+
+
+def _waiting_ns(parts: Parts, idle_shown: bool) -> dict[str, int]:
+    """Return the time by category, and of all categories."""
+    sums = {ALL: 0}
+    for leaf, part in parts.items():
+        if idle_shown or not leaf.idle:
+            sums[leaf.category] = sums.get(leaf.category, 0) + part.total_ns
+            sums[ALL] += part.total_ns if leaf.category != FILTERED else 0
+    return sums

@@ -7,7 +7,7 @@ import numpy as np
 
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.table import NO_SITES, THREADS, Ints, table_of, thread_codes
+from offtop.model.values.table import THREADS, Ints, table_of, thread_codes
 from offtop.model.values.waits import Waits
 from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S
@@ -20,8 +20,8 @@ class ThreadKeys(Collection[ThreadKey]):
     """Distinct keys of threads, made when they are iterated over: most pictures only count them."""
 
     def __init__(self, codes: Ints) -> None:
-        """`codes` (table.thread_codes) may repeat."""
-        self.codes = np.unique(codes)
+        """`codes` (table.thread_codes) are distinct, and in order."""
+        self.codes = codes
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -39,26 +39,42 @@ class AllThreads(NamedTuple):
     """pid → how many of these."""
 
 
-def all_threads(snapshot: Snapshot | None) -> AllThreads:
-    """Return the threads that have ever done anything, without evicted ones."""
+def all_threads(snapshot: Snapshot | None, before: AllThreads | None = None) -> AllThreads:
+    """Return the threads that have ever done anything, without evicted ones.
+
+    `before`: those of another snapshot. If they are the same, they need not be sorted.
+    """
     if snapshot is None:
-        return _counted_by_process(NO_SITES.ids)
+        return _counted_by_process(np.zeros(0, np.int64))
     threads = table_of(THREADS, snapshot.threads)
-    waiting = Waits.of(snapshot.waiting).list.sites
-    return _counted_by_process(threads.ids[threads.present], waiting)
+    codes = np.concatenate((thread_codes(threads.ids)[threads.present], Waits.of(snapshot.waiting).codes))
+    if before and _are_distinct(codes, before.threads.codes):
+        return before._replace(threads=ThreadKeys(before.threads.codes))
+    return _counted_by_process(codes)
+
+
+def _are_distinct(codes: Ints, distinct: Ints) -> bool:
+    """Return whether `distinct` are the distinct `codes`, in order."""
+    if not len(distinct):
+        return not len(codes)
+    at = np.minimum(np.searchsorted(distinct, codes), len(distinct) - 1)
+    is_there = np.zeros(len(distinct), np.bool_)
+    is_there[at] = True
+    return bool(is_there.all() and (distinct[at] == codes).all())
 
 
 def _threads_in(ticks: Sequence[HistoryTick]) -> AllThreads:
     """Return the same for a past tick: the threads that did anything in it, or waited."""
     if not ticks:
-        return _counted_by_process(NO_SITES.ids)
+        return _counted_by_process(np.zeros(0, np.int64))
     window = ticks[-1].window
-    return _counted_by_process(table_of(THREADS, window.threads).ids, window.still.ids)
+    ids = table_of(THREADS, window.threads).ids, window.still.ids
+    return _counted_by_process(np.concatenate([*map(thread_codes, ids)]))
 
 
-def _counted_by_process(*ids: Ints) -> AllThreads:
-    """Count the threads of keys; `ids` begin with pid and tid."""
-    threads = ThreadKeys(np.concatenate([*map(thread_codes, ids)]))
+def _counted_by_process(codes: Ints) -> AllThreads:
+    """Count threads; their `codes` may repeat."""
+    threads = ThreadKeys(np.unique(codes))
     pids, counts = np.unique(threads.codes >> 32, return_counts=True)
     return AllThreads(threads, dict(zip(pids.tolist(), counts.tolist(), strict=True)))
 
