@@ -1,6 +1,7 @@
 """The binaries that are currently open, and the child process that reads them (reader.py).
 
 At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 30 s.
+The child is ended when nothing was asked of it for two minutes.
 If the child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures
 within a minute no file is read until that minute has passed.
 """
@@ -28,6 +29,8 @@ from offtop.printable import printable
 _MOST_OPEN = 16
 _UNUSED_S = 30.0
 """A file is closed then, so that its memory is free, and so are its disk space and file system once others are done."""
+_IDLE_S = 120.0
+"""The child is ended then: it holds 10 to 20 MB, and starting it again takes 0.2 s of CPU time."""
 _SKIP_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
@@ -124,6 +127,8 @@ class Binaries:
         self._reads = (reads or GuardedReads()).channel(_OPEN_S)
         self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
         self._child: _Child | None = None
+        self._needed_s = 0.0
+        """When the child was needed last (CLOCK_MONOTONIC)."""
         self._open: dict[File, _Open] = {}
         """Least recently used first."""
         self._next = 1
@@ -197,6 +202,7 @@ class Binaries:
             self.end()  # it was idle when it died, so no file is to blame
         if self._child is None:
             self._child = _Child(self._answer_s, self._nice, self._debug_directory)
+        self._needed_s = time.monotonic()
         return self._child
 
     def begin(self) -> list[str]:
@@ -211,15 +217,20 @@ class Binaries:
             return []
 
     def close_unused(self) -> float | None:
-        """Close the files of which nothing was asked for 30 s. They are reopened when needed.
+        """Close the files of which nothing was asked for 30 s, and end the child if it is idle.
 
-        Return in how many seconds that may be the case for the next one; None: no file is open.
+        Both are done again when needed. Return in how many seconds there may be more to do; None: not until then.
         """
-        before_s = time.monotonic() - _UNUSED_S
+        now_s = time.monotonic()
         for file, one in [*self._open.items()]:
-            if one.used_s > before_s:
-                return one.used_s - before_s
+            if one.used_s > now_s - _UNUSED_S:
+                return one.used_s + _UNUSED_S - now_s
             self._close(file)
+        if self._child is None:
+            return None
+        if self._needed_s > now_s - _IDLE_S:
+            return self._needed_s + _IDLE_S - now_s
+        self.end()
         return None
 
     def close_reads(self) -> None:
