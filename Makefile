@@ -11,7 +11,7 @@ KINDS ?= pyz $(if $(shell command -v dpkg-deb),deb) $(if $(shell command -v rpmb
 SYSTEM ?=
 
 bin := .venv/bin
-other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest and not fleet'
+other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not losses and not exits and not guest and not fleet'
 epoch = $(or $(shell git log -1 --format=%ct 2>/dev/null),$(shell stat -c %Y CHANGELOG.md))
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Otherwise the programs that the tests start would inherit make's own variables.
@@ -19,7 +19,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dist setup-test setup-bench run test docs dist lock image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-dist setup-test setup-bench run test docs dist lock image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults losses soak format install uninstall \
     clean
 
 help:
@@ -108,6 +108,9 @@ bccs: ## run offtop with the bcc and Python of Debian 12, 13 and sid, on this ke
 
 faults: setup-test ## break what is around offtop at any moment: ctrl-C in each phase, a terminal that hangs, and so on
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m fault tests/faults $(ARGS)
+
+losses: setup-test ## start 20,000 threads a second, let 12,000 exit together, and so on: what is lost is reported
+	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m losses tests/losses $(ARGS)
 
 soak: setup-test ## start and end processes and threads for an hour, or SECONDS=300: all are counted, and no memory grows
 	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)

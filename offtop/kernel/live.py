@@ -189,6 +189,8 @@ class LiveSource(LiveFeed):
         lost. On a quiet machine it would cost more than all the rest. Raises KernelError if the kernel refuses.
         """
         with self._while_open() as is_open:
+            if is_open:
+                self._stages.note_lost_threads()
             if is_open and self._stages.snapshot_ns and self._must_drain:
                 settings, is_prime = self._parts.config.settings, self._stages.must_prime
                 mode = self._mode[0]
@@ -206,6 +208,7 @@ class LiveSource(LiveFeed):
         stages, mode, helper_pids = self._stages, self._mode[0], self._parts.config.settings.helper_pids
         change = self._apply(self._parts.helper_pids)
         stages.must_prime = stages.must_prime or change.must_prime
+        stages.note_lost_threads()
         settings = self._parts.config.settings
         filters = settings.filters
         every_ns = _PRIME_CGROUP_NS if filters.cgroup else _PRIME_NS

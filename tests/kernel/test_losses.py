@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ EXITS = r"""
 #include <stdlib.h>
 #include <time.h>
 static atomic_long waited_ns, over;
+static int waits;
 static long now_ns(clockid_t clock)
 {
 	struct timespec t;
@@ -96,7 +97,7 @@ static long now_ns(clockid_t clock)
 static void *brief(void *made_ns)
 {
 	struct timespec shorter = {0, 300000}, longer = {0, 1500000};
-	for (int i = 0; i < 20; i++)
+	for (int i = 0; i < waits; i++)
 		nanosleep(i % 4 ? &shorter : &longer, 0);
 	waited_ns += now_ns(CLOCK_MONOTONIC) - *(long *)made_ns - now_ns(CLOCK_THREAD_CPUTIME_ID);
 	free(made_ns);
@@ -106,6 +107,7 @@ static void *brief(void *made_ns)
 int main(int argc, char **argv)
 {
 	long a_second = atol(argv[1]), seconds = atol(argv[2]), made = 0;
+	waits = atoi(argv[3]);
 	pthread_t thread;
 	pthread_attr_t small;
 	pthread_attr_init(&small);
@@ -116,7 +118,8 @@ int main(int argc, char **argv)
 		for (long due = (now_ns(CLOCK_MONOTONIC) - began_ns) / 1000 * a_second / 1000000; made < due; made++) {
 			long *made_ns = malloc(sizeof(*made_ns));
 			*made_ns = now_ns(CLOCK_MONOTONIC);
-			pthread_create(&thread, &small, brief, made_ns);
+			if (pthread_create(&thread, &small, brief, made_ns))
+				return 1;
 		}
 	while (over < made)
 		usleep(1000);
@@ -129,8 +132,107 @@ int main(int argc, char **argv)
 """
 """Creates so many threads per second, for so many seconds, after its go.
 
-Each waits 20 times, mostly below the minimum, and exits. Then it prints how many it made, and their total waiting time.
+Each waits so often, mostly below the minimum, and exits. Then it prints how many it made, and their total waiting
+time before their exit.
 """
+
+TOGETHER = r"""
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+static atomic_long waited_ns;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static int is_released;
+static long now_ns(clockid_t clock)
+{
+	struct timespec t;
+	clock_gettime(clock, &t);
+	return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+static void *held(void *made_ns)
+{
+	pthread_mutex_lock(&mutex);
+	while (!is_released)
+		pthread_cond_wait(&released, &mutex);
+	pthread_mutex_unlock(&mutex);
+	waited_ns += now_ns(CLOCK_MONOTONIC) - *(long *)made_ns - now_ns(CLOCK_THREAD_CPUTIME_ID);
+	return 0;
+}
+int main(int argc, char **argv)
+{
+	int threads = atoi(argv[1]);
+	pthread_t *made = calloc(threads, sizeof(*made));
+	long *made_ns = calloc(threads, sizeof(*made_ns));
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 65536);
+	next();
+	for (int i = 0; i < threads; i++) {
+		made_ns[i] = now_ns(CLOCK_MONOTONIC);
+		if (pthread_create(&made[i], &small, held, &made_ns[i]))
+			return 1;
+	}
+	next();
+	pthread_mutex_lock(&mutex);
+	is_released = 1;
+	pthread_cond_broadcast(&released);
+	pthread_mutex_unlock(&mutex);
+	for (int i = 0; i < threads; i++)
+		pthread_join(made[i], 0);
+	tell("waited", (void *)waited_ns);
+	next();
+	return 0;
+}
+"""
+"""At the first go, so many threads start and wait. At the second one, all exit; then it prints their waiting time."""
+
+PATHS = r"""
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+enum { DEPTH = 17 };
+static atomic_uint paths;
+static unsigned last;
+static void right(unsigned path, int depth);
+static __attribute__((noinline)) void left(unsigned path, int depth)
+{
+	struct timespec each = {0, 1500000};
+	if (!depth)
+		nanosleep(&each, 0);
+	else if (path & 1)
+		right(path >> 1, depth - 1);
+	else
+		left(path >> 1, depth - 1);
+	__asm__ volatile("");
+}
+static __attribute__((noinline)) void right(unsigned path, int depth)
+{
+	left(path, depth);
+	__asm__ volatile("" ::: "memory");
+}
+static void *sleeper(void *unused)
+{
+	for (unsigned path; (path = paths++) < last;)
+		left(path, DEPTH);
+	return 0;
+}
+int main(int argc, char **argv)
+{
+	pthread_t made[20];
+	last = atoi(argv[1]);
+	next();
+	for (int i = 0; i < 20; i++)
+		pthread_create(&made[i], 0, sleeper, 0);
+	for (int i = 0; i < 20; i++)
+		pthread_join(made[i], 0);
+	next();
+	return 0;
+}
+"""
+"""After its go, 20 threads wait so often in all, each time with another user stack, 10,000 times a second."""
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +554,7 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
     set_map_sizes(monkeypatch, threads=TINY)
-    with programs.running([exits, "300", "3"]) as child, watching_only(child) as tiny:
+    with programs.running([exits, "300", "3", "20"]) as child, watching_only(child) as tiny:
         tiny.tick()
         child.go_on_alone()
         windows = [tiny.tick(0.2) for _ in range(15)]
@@ -462,20 +564,14 @@ def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.M
         threads_lost = lost(windows)["threads"]
         assert lost(windows).keys() == {"threads"}
         assert made // 3 < threads_lost <= made
-        every = Counter[ThreadKey]()
-        for window in windows:
-            for key, totals in window.each_thread():
-                every[key] += totals.offcpu_ns
-        del every[ThreadKey(child.pid, child.pid)]
-        assert every[UNNAMED] > 0
-        assert sum(every.values()) == pytest.approx(child.at["waited"], rel=0.05)
+        check_time_of_exited(windows, child)
         catalog = windows[-1].catalog
         assert catalog.comm(UNNAMED) == catalog.process(UNNAMED.pid) == "[ended, not named]"
 
 
 def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
     set_map_sizes(monkeypatch, threads=2048)
-    with programs.running([exits, "1000", "5"]) as child, watching_only(child) as live:
+    with programs.running([exits, "1000", "5", "20"]) as child, watching_only(child) as live:
         child.go_on_alone()
         pace = Pace(live.source, History((), is_periodic), 6 * S)
         windows: list[Window] = []
@@ -489,3 +585,57 @@ def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPat
         mine = {key: totals for key, totals in windows[-1].each_thread() if key.pid == child.pid}
         assert len(mine) > 4000, "each under its own key"
         assert max(totals.max_ns for totals in mine.values()) > 0
+
+
+def test_threads_that_exit_together_keep_their_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There is room for a quarter of them."""
+    set_map_sizes(monkeypatch, threads=256)
+    binary = programs.build(tmp_path / "together", TOGETHER, *_C)
+    with programs.running([binary, "1000"]) as child, watching_only(child) as tiny:
+        child.go()
+        windows = [tiny.tick(0.2)]
+        child.go()
+        windows += [tiny.tick(0.1) for _ in range(8)]
+        check_time_of_exited(windows, child)
+        assert 1000 // 2 < lost(windows)["threads"] <= 1000
+
+
+def test_as_many_stacks_as_waits_are_stored_or_told(tmp_path: Path) -> None:
+    binary = programs.build(tmp_path / "paths", PATHS, *_C)
+    with programs.running([binary, "2000"]) as child, watching_only(child) as live:
+        child.go_on_alone()
+        windows = [live.tick(0.1) for _ in range(5)]
+        child.listen()
+        windows += [live.tick(0.1) for _ in range(3)]
+        check_stacks(windows, child.pid, 2000)
+        assert lost(windows) == {}
+
+
+def check_time_of_exited(windows: Sequence[Window], child: programs.Program) -> None:
+    """Check that the threads that have exited, with and without a name, waited as long as the program says."""
+    assert time_of_exited(windows, child) == pytest.approx(child.at["waited"], rel=0.05)
+
+
+def time_of_exited(windows: Sequence[Window], child: programs.Program) -> int:
+    """Return the off-CPU time of a program's threads but the main one, if it is the only one watched."""
+    ns = Counter[ThreadKey]()
+    for window in windows:
+        for key, totals in window.each_thread():
+            ns[key] += totals.offcpu_ns
+    assert (ns[UNNAMED] > 0) is ("threads" in lost(windows))
+    return ns.total() - ns[ThreadKey(child.pid, child.pid)]
+
+
+def check_stacks(windows: Sequence[Window], pid: int, stacks: int) -> None:
+    """Check that so many waits have a user stack each, or have lost theirs, which is told."""
+    of_threads, of_sites = long_waits(windows, pid)
+    assert of_threads == of_sites
+    users = {key.user for window in windows for key, _ in window.each_site() if key.pid == pid}
+    without = sum(
+        totals.waits
+        for window in windows
+        for key, totals in window.each_site()
+        if key.pid == pid and STACK_LOST in (key.kernel, key.user)
+    )
+    assert without <= lost(windows).get("stacks", 0) + lost(windows).get("sites", 0)
+    assert len(users) >= stacks - without

@@ -110,6 +110,10 @@ class TickStages:
         self._full: dict[str, int] = {}
         """How often each kernel table was full."""
 
+    def note_lost_threads(self) -> None:
+        """Have this tick prime if exits were lost in it: otherwise their threads would seem to wait until its end."""
+        self.must_prime = self.must_prime or self._parts.drain.count("threads") > self.lost.get("threads", 0)
+
     def begin(self, is_prime: bool) -> None:
         """Begin a tick."""
         self._parts.procfs.refill()
