@@ -42,6 +42,8 @@ _SOURCES = {
 """Program → its source files."""
 _MEMORY = "2G"
 _BOOT_S = 2400
+_CPUS, _CHECK = 2, "tests.kernels.inside"
+"""Number of CPUs, and the module that runs in a guest."""
 _WITHOUT = ("test", "config-3*", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "dist-packages")
 _INIT = f"""#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 TERM=dumb
@@ -49,7 +51,7 @@ mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
 mount -t tracefs t /sys/kernel/tracing; mount -t debugfs d /sys/kernel/debug; mount -t bpf b /sys/fs/bpf
 mount -t cgroup2 c /sys/fs/cgroup; mount -t tmpfs t /run; ip link set lo up
 cd {_AT}
-.venv/bin/python -m tests.kernels.inside
+.venv/bin/python -m $CHECK
 echo o > /proc/sysrq-trigger
 sleep 60
 """
@@ -105,25 +107,25 @@ def root(kernel: Kernel, modules: Path, extra: Iterable[Path] = ()) -> Path:
     return archive
 
 
-def boot(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
-    """Boot a guest and return its whole console output.
+def boot(kernel: Kernel, image: Path, archive: Path, log: Path, cpus: int = _CPUS, check: str = _CHECK) -> str:
+    """Boot a guest that runs the module `check`, and return its whole console output.
 
     Retries once if the kernel panics before offtop starts.
     """
-    output = _booted(kernel, image, archive, log)
+    output = _booted(kernel, image, archive, log, cpus, check)
     if _PANIC not in output or _BEGUN in output:
         return output
     log.rename(log.with_suffix(".panic.log"))
-    return _booted(kernel, image, archive, log)
+    return _booted(kernel, image, archive, log, cpus, check)
 
 
-def _booted(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
+def _booted(kernel: Kernel, image: Path, archive: Path, log: Path, cpus: int, check: str) -> str:
     machine = _MACHINES[kernel.machine]
     command = [
-        *("nice", "-n", "10", *machine.qemu, "-accel", "tcg,thread=single", "-smp", "2"),
+        *("nice", "-n", "10", *machine.qemu, "-accel", "tcg,thread=single", "-smp", str(cpus)),
         *("-m", _MEMORY, "-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
         *("-kernel", str(image), "-initrd", str(archive)),
-        *("-append", f"quiet panic=-1 {machine.append} {kernel.asked}"),
+        *("-append", f"quiet panic=-1 {machine.append} {kernel.asked} CHECK={check}"),
     ]
     with log.open("wb") as out:
         try:

@@ -5,6 +5,7 @@
 """
 
 import os
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,29 @@ from tests.kernels.kernels import KERNELS, UnavailableDownloadError
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
 _CHOSEN = [name for name in os.environ.get("KERNELS", "").replace(",", " ").split() if name] or [*KERNELS]
+_MANY_CPUS = "6.12"
+"""Since 6.4, a kernel says how much memory each map takes."""
 _BESIDE_BCC, _BESIDE_DISK_TOOLS = "6.1", "6.12"
 """The kernels whose guests also have bcc's tools, or those for disks, and the headers that they need."""
 
 
 @pytest.mark.parametrize("name", _CHOSEN)
 def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None:
+    check_passed(output_of_guest(name, name))
+
+
+@pytest.mark.parametrize("name", [name for name in _CHOSEN if name == _MANY_CPUS])
+def test_each_map_takes_as_much_memory_as_computed_with_16_cpus(name: str) -> None:
+    check_passed(output_of_guest(name, f"{name}-cpus", cpus=16, check="tests.kernels.memory"))
+
+
+def check_passed(output: str) -> None:
+    print(output)
+    assert guests.PASSED in output.splitlines(), "\n".join(output.splitlines()[-40:])
+
+
+def output_of_guest(name: str, log: str, **options: Any) -> str:
+    """Boot a guest and return its output. `options` are those of guests.boot."""
     kernel = KERNELS[name]
     try:
         image = kernels.image(kernel)
@@ -30,6 +48,4 @@ def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None
     except UnavailableDownloadError as error:
         assert not kernel.is_needed, f"{name} is not available: {error}"
         pytest.skip(f"{name} is not available: {error}")
-    output = guests.boot(kernel, image, archive, kernels.cache() / f"{name}.log")
-    print(output)
-    assert guests.PASSED in output.splitlines(), "\n".join(output.splitlines()[-40:])
+    return guests.boot(kernel, image, archive, kernels.cache() / f"{log}.log", **options)

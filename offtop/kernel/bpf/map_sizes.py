@@ -19,6 +19,13 @@ THRESHOLDS = 16_384
 EXECS = 8192
 OUTLIERS_BYTES = 1 << 20
 """Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
+_COPIES_BYTES = 2 << 20
+"""Size of the ring buffer of stack copies, for stacks of up to 16 KB; see _copies_pages() in program.py."""
+_PYTHON_THREAD_BYTES = 16
+"""struct python_thread in bpf/python.c."""
+PER_CPU_ARRAYS = "per-CPU arrays"
+_PER_CPU_BYTES = 20_000
+"""Bytes of all per-CPU arrays together: a little more than now."""
 _SLOTS = 2
 """SLOTS in bpf/userstack.c."""
 _RECORD_BYTES = 192 + 2 * layout.THREAD.size
@@ -90,7 +97,10 @@ def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, in_hash: bool =
 
 
 def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool) -> Iterator[tuple[str, int]]:
-    """Yield the name and the bytes of each map that takes more than some KB. For parameters, see memory_bytes."""
+    """Yield the name and the bytes of each map that takes more than 100 KB, and of all per-CPU arrays together.
+
+    For parameters, see memory_bytes.
+    """
     entries = sizes.defines()
     by_name = {
         **dict.fromkeys(("exited_0", "exited_1"), entries["EXITS"]),
@@ -109,7 +119,12 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool)
     yield "rules", _hash_bytes(*layout.UNWIND_SIZES["rules"], RULES, cpus, is_lru=True)
     yield "spaces", _hash_bytes(*layout.UNWIND_SIZES["spaces"], SPACES, cpus, is_lru=True)
     yield "execs", _hash_bytes(*layout.SIZES["execs"], EXECS, cpus, is_lru=True)
+    python_bytes = layout.PYTHON_SIZES["python_processes"]
+    yield "python_processes", _hash_bytes(*python_bytes, PYTHON_PROCESSES, cpus, is_lru=True)
+    yield "python_threads", _hash_bytes(4, _PYTHON_THREAD_BYTES, PYTHON_THREADS, cpus, is_lru=True)
     yield "outliers", OUTLIERS_BYTES
+    yield "copies", _COPIES_BYTES
+    yield PER_CPU_ARRAYS, _PER_CPU_BYTES * cpus
     yield "copy_scratch", _SLOTS * cpus * (layout.COPY_HEAD.size + (stack_kb << 10) + 32)
 
 
