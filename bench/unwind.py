@@ -30,7 +30,13 @@ from offtop.model.values.snapshot import Filters
 _ROUNDS = 3
 _SETTINGS = struct.Struct("=QQIIIIII")
 """Beginning of layout.CONFIG."""
-_WAYS = ("auto", "fp", "off")
+_WAYS = {
+    "auto": Unwind(),
+    "each unwound": Unwind(check_every=0),
+    "fp": Unwind("fp"),
+    "off": Unwind("off"),
+}
+"""`auto` compares a stack with the thread's last one, and unwinds those that differ."""
 _PEER = tools.OFFCPUTIME
 _COLUMNS = (*(f"offtop, {way}" for way in _WAYS), _PEER)
 _THREADS, _WAIT_US, _MIN_US = 20, 2_000, 1_000
@@ -51,6 +57,7 @@ _MINUTE = 1_000
 _LEARN_TICKS, _TICKS = 2, 6
 
 _MOST_SHORT, _MOST_DEEP = 1.5, 2.0
+_MOST_COMPARED = 0.5
 _MOST_COLD_MS, _MOST_WARM_MS = 20.0, 1.0
 _MOST_COPY_US = 15.0
 _MOST_MORE_PCT = 2.0
@@ -83,7 +90,7 @@ def _of_waits(plain: Path, linked: Path) -> Answer:
         f"{_DEEP + _OWN_FRAMES}, with frame pointers": (linked, _DEEP),
     }
     of: dict[tuple[str, str], list[float]] = {}
-    turns = [lambda way=way: _of_offtop(kinds, way) for way in _WAYS] + [lambda: _of_peer(kinds)]
+    turns = [lambda way=way: _of_offtop(kinds, way) for way in _WAYS.values()] + [lambda: _of_peer(kinds)]
     for number in range(_ROUNDS):
         for at in range(len(turns)):
             at = (at + number) % len(turns)
@@ -91,18 +98,24 @@ def _of_waits(plain: Path, linked: Path) -> Answer:
                 of.setdefault((kind, _COLUMNS[at]), []).append(ns)
     short, deep, _ = kinds
     costs = {key: median(every) for key, every in of.items()}
-    auto, _, off = _COLUMNS[:3]
-    frame_ns = (costs[deep, auto] - costs[short, auto]) / (_DEEP - _SHORT)
+    verified, unwound, _, off = _COLUMNS[:-1]
+    frame_ns = (costs[deep, unwound] - costs[short, unwound]) / (_DEEP - _SHORT)
     rows = [(kind, *(middle(of[kind, column]) for column in _COLUMNS)) for kind in kinds]
-    unwinding = [f"{costs[kind, auto] - costs[kind, off]:,.0f} ns of {kind}" for kind in (short, deep)]
+    unwinding, verifying = (
+        ", ".join(f"{costs[kind, column] - costs[kind, off]:,.0f} ns of {kind}" for kind in (short, deep))
+        for column in (unwound, verified)
+    )
     lines = [
         *table((f"ns per wait of {_WAIT_US // 1000} ms, all programs", *_COLUMNS), rows),
-        f"unwinding by rules, and storing: {', '.join(unwinding)}; {frame_ns:.0f} ns per frame",
+        f"unwinding by rules, and storing: {unwinding}; {frame_ns:.0f} ns per frame",
+        f"comparing it with the thread's last stack instead: {verifying}",
     ]
     bars = [
-        Bar(f"a wait of {kind} by rules, as a part of offcputime's", costs[kind, auto] / costs[kind, _PEER], most)
+        Bar(f"a wait of {kind} by rules, as a part of offcputime's", costs[kind, unwound] / costs[kind, _PEER], most)
         for kind, most in ((short, _MOST_SHORT), (deep, _MOST_DEEP))
     ]
+    share = (costs[deep, verified] - costs[deep, off]) / max(1, costs[deep, unwound] - costs[deep, off])
+    bars.append(Bar(f"comparing a stack of {deep}, as a part of unwinding it", share, _MOST_COMPARED))
     figures: dict[str, object] = {
         "ns_per_wait": {kind: {column: of[kind, column] for column in _COLUMNS} for kind in kinds},
         "ns_per_frame": frame_ns,
@@ -114,15 +127,13 @@ _Kinds = dict[str, tuple[Path, int]]
 """Description → program, and number of functions to wait through."""
 
 
-def _of_offtop(kinds: _Kinds, way: str) -> Iterator[tuple[str, float]]:
+def _of_offtop(kinds: _Kinds, way: Unwind) -> Iterator[tuple[str, float]]:
     """Yield kind and ns per wait."""
     with ExitStack() as stack:
         held = {kind: stack.enter_context(_waiting(*one)) for kind, one in kinds.items()}
         for one in held.values():
             one.hold()
-        source = stack.enter_context(
-            headless.watching(Filters(pids=tuple(one.pid for one in held.values())), Unwind(way))
-        )
+        source = stack.enter_context(headless.watching(Filters(pids=tuple(one.pid for one in held.values())), way))
         for kind, one in held.items():
             one.go()
             for _ in range(2):
@@ -160,7 +171,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
         stack.callback(program.close)
         copies = Copies(program.maps["copies"], program.maps["copies_left"], a_second=_ALL)
         stack.callback(copies.close)
-        unwinder = Unwinder(Files(), "auto", RuleMaps(program.maps["rules"], program.maps["spaces"]))
+        unwinder = Unwinder(Files(), "auto", RuleMaps.of(program.maps))
         stack.callback(unwinder.end)
         unwinder.start()
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=plain.parent)))

@@ -53,6 +53,8 @@
 #include "offcpu.h"
 #include "namespace.h"
 
+#define USER_MEMOS /* memo.c */
+
 BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(active_buffer, u32, 1);
 BPF_ARRAY(scan_mode, u32, 1);

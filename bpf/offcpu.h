@@ -54,6 +54,7 @@ enum lost {
 	LOST_COPIES,
 	LOST_WAKES,
 	LOST_OUTLIERS, /* outliers that did not fit into the ring buffer */
+	LOST_MEMOS, /* verified user stacks that differed from the same stack unwound (memo.c) */
 	LOST_CHAINS, /* truncated chains: user space had evicted the wake that they continue from; no map is full */
 	LOST_KINDS
 };
@@ -421,6 +422,45 @@ struct rule {
 
 struct space {
 	u32 id;
+};
+
+#define MEMO_WORDS 80      /* most words of a stack in its memo */
+#define GENERATIONS 256
+
+/* The last user stack of a thread that was unwound by rules, and on what this unwind depended (memo.c). */
+struct memo {
+	u64 id;            /* of the stack */
+	u64 ip;            /* registers of the leaf */
+	u64 sp;
+	u64 bp;
+	u64 link;          /* x30, on arm64 only */
+	u64 mode;          /* as in struct scanned_stack */
+	u32 pid;
+	u32 execs;         /* self_exec_id */
+	u32 space;
+	u32 rule_generation;
+	u32 stack_generation;
+	u32 span;          /* bytes from sp to the end of the last of the words */
+	u32 misses;        /* waits since the last one that had this stack */
+	u32 unused;
+	u32 words_read;    /* more than MEMO_WORDS: no memo can be made of this unwind */
+	u32 uses_bp;       /* the unwind has used the leaf's frame pointer */
+	u16 offsets[MEMO_WORDS]; /* from sp, in words, of the words that were read */
+	u64 words[MEMO_WORDS];
+};
+
+struct memo_settings {
+	u64 check_every;   /* one in so many verified stacks is unwound as well; 0: memos are off */
+	u32 stack_generation; /* changes when stacks are removed from user_stacks */
+	u32 unused;
+};
+
+/* Numbers of user stacks since the start. */
+struct memo_counts {
+	u64 walked;        /* unwound by rules to their end, including checked ones */
+	u64 verified;      /* the same as in the thread's memo */
+	u64 checked;       /* of these: unwound as well */
+	u64 unchecked;     /* verified since the last one that was checked */
 };
 
 /* How to find the frames of CPython (python.c): offsets in its structs, for the version that a process runs. */

@@ -12,6 +12,7 @@
  *   copies            ring buffer of unwinds that met an address without a rule, each with a piece of the stack: user
  *                     space continues from there, and adds the rules
  *   copies_left       how many more copies may be made
+ *   memos             see memo.c
  *
  * units: addresses of the process; bytes
  *
@@ -42,6 +43,11 @@ struct copy {
 	u64 bytes;
 	u64 words[2];                 /* result of read_stack() */
 	u64 round;                    /* ROUNDS */
+	struct memo memo;             /* of the unwind in progress (memo.c) */
+	u64 bp_at;                    /* where the unwind has read the frame pointer; 0: that is noted in `memo` */
+	u64 verified_id;              /* id of the stack that is being checked; 0: none is */
+	u64 misses;                   /* waits of this thread since its memo was last of use */
+	u64 differs;                  /* a word differs from the memo's */
 #ifdef REG_LINK
 	u64 link;                     /* value of x30; 0: unknown */
 #endif
@@ -135,6 +141,8 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 	return true;
 }
 
+#include "memo.c"
+
 #ifdef REG_LINK
 #define SIGNAL_X29 544 /* offset in arm64's rt_sigframe, from the stack pointer in the restorer */
 #define FOLLOWS_ONLY_FRAME_POINTERS(head) ((head)->unsure)
@@ -152,6 +160,7 @@ static inline __attribute__((always_inline)) u32 link_register_step(struct copy 
 	s64 at = rule->bp_offset;
 
 	if (cfa_kind == CFA_SIGNAL) {
+		note_more(copy);
 		stack->frames[i] |= EXACT;
 		if (FOLLOWS_ONLY_FRAME_POINTERS(head))
 			return END_BAD_PC;
@@ -165,6 +174,8 @@ static inline __attribute__((always_inline)) u32 link_register_step(struct copy 
 		head->pc = words[3] | EXACT;
 		return 0;
 	}
+	if (cfa_kind != CFA_SP || FOLLOWS_ONLY_FRAME_POINTERS(head))
+		note_bp(copy);
 	if (FOLLOWS_ONLY_FRAME_POINTERS(head)) {
 		if (!head->bp) /* it is 0 in the outermost frame */
 			return END_COMPLETE;
@@ -179,8 +190,11 @@ static inline __attribute__((always_inline)) u32 link_register_step(struct copy 
 		if (!read_stack(copy, cfa + at))
 			return END_MEMORY;
 		link = copy->words[1];
-		if (saved != SAVED_LINK)
+		note_word(copy, cfa + at + sizeof(u64), link);
+		if (saved != SAVED_LINK) {
 			head->bp = copy->words[0];
+			note_saved_bp(copy, cfa + at);
+		}
 	} else if (!link) {
 		return END_MEMORY;
 	}
@@ -217,6 +231,7 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 	return link_register_step(copy, rule, stack, i);
 #else
 	if (cfa_kind == CFA_SIGNAL) {
+		note_more(copy);
 		stack->frames[i] |= EXACT; /* the restorer: a handler returns to it, but no call precedes it */
 		/* saved for rt_sigreturn(2): rbp, rbx, rdx, rax, rcx, rsp, rip */
 		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
@@ -227,10 +242,13 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		head->pc = words[6] | EXACT;
 		return 0;
 	}
+	if (cfa_kind != CFA_SP || rule->saved == SAVED_AT_BP)
+		note_bp(copy);
 	u64 cfa = (cfa_kind == CFA_SP ? head->sp : head->bp) + (s64)rule->cfa_offset;
 	if (cfa_kind == CFA_AT_BP) {
 		if (bpf_probe_read_user(words, sizeof(u64), (void *)cfa))
 			return END_MEMORY;
+		note_word(copy, cfa, words[0]);
 		cfa = words[0];
 	}
 	if (cfa_kind == CFA_LINK && !head->bp) /* it is 0 in the outermost frame */
@@ -241,10 +259,17 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		return END_MEMORY;
 	head->pc = copy->words[1];
 	head->at = copy->words[1] - 1; /* the call instruction */
-	if (rule->saved > SAVED_BELOW && !read_stack(copy, (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp_offset))
-		return END_MEMORY;
-	if (rule->saved)
+	note_word(copy, cfa - sizeof(u64), head->pc);
+	u64 bp_at = cfa - 2 * sizeof(u64);
+	if (rule->saved > SAVED_BELOW) {
+		bp_at = (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp_offset;
+		if (!read_stack(copy, bp_at))
+			return END_MEMORY;
+	}
+	if (rule->saved) {
 		head->bp = copy->words[0];
+		note_saved_bp(copy, bp_at);
+	}
 	head->sp = cfa;
 	return head->pc ? 0 : END_COMPLETE;
 #endif
@@ -288,6 +313,9 @@ static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 
 #ifdef REG_LINK
 	copy->link = *(u64 *)((char *)head->registers + REG_LINK);
 #endif
+#ifdef USER_MEMOS
+	begin_memo(copy, slot);
+#endif
 	key.space = head->space;
 	__builtin_memset(stack->frames, 0, sizeof(stack->frames));
 	ROUNDS(i, copy->round, FRAMES + 1) {
@@ -310,7 +338,11 @@ static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 
 		copy_stack(ctx, slot, copy);
 		return id;
 #else
-		return keep_user_stack(slot, stack, head->depth);
+		u64 id = keep_user_stack(slot, stack, head->depth);
+#ifdef USER_MEMOS
+		learn_stack(copy, id, task);
+#endif
+		return id;
 #endif
 	}
 	if (head->end == END_CFA_UNSUPPORTED) {

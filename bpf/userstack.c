@@ -149,6 +149,11 @@ static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot,
 #if USER_STACKS
 	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* the files of processes outside cannot be read */
 		return NO_STACK;
+#if defined(UNWIND_KB) && defined(USER_MEMOS)
+	u64 verified_id = slot == AT_SWITCH ? verified_stack(task, pid) : 0;
+	if (verified_id)
+		return verified_id;
+#endif
 	read_python_frames(slot, task, pid, tid);
 #ifdef UNWIND_KB
 	u64 id = unwind_by_rules(ctx, slot, task, pid, tid);

@@ -19,7 +19,7 @@ from offtop.units import NS_PER_S
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST_LANE, _LAST_LANE = 9, 30
 """Lanes that are buckets: from 262 us, since waits below the minimum are not in it, up to 9 minutes."""
-_LOSSES = ("wakings", "stacks", "threads", "sites", "events", "missed_runs", "unread", "blockers")
+_LOSSES = ("wakings", "stacks", "threads", "sites", "events", "missed_runs", "unread", "blockers", "memos")
 """Kinds of losses that are shown even while there are none."""
 
 

@@ -530,7 +530,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
     add(
         "--exact-stacks",
         action="store_true",
-        help="take the stack of every wait that reaches the minimum, whatever that costs",
+        help="take the stack of every wait that reaches the minimum, whatever that costs, and unwind each anew "
+        "instead of comparing it with the thread's last one",
     )
 
 

@@ -138,11 +138,12 @@ def _traced(
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
 
+    check_every = 0 if args.exact_stacks else Unwind().check_every
     return LiveSource(
         rules,
         filters,
         probe=args.probe,
-        unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget),
+        unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget, check_every),
         keep_ns=keep_ns,
         mode=loaded.settings.wait_mode,
         depth=args.depth,

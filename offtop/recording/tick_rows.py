@@ -19,7 +19,7 @@ from offtop.model.values.blockers import ANSWER, DISK, ELSEWHERE, VIA, Blocker
 from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.values.peers import Peers
-from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling, Thinned
+from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Memos, Sampling, Thinned
 from offtop.model.values.stack import FILTERED, NO_STACK
 from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.values.wake import FIRST_WAKE, MODES, OFFCPU, Object, Storm, Wake
@@ -116,6 +116,8 @@ def _fields(entry: Entry) -> dict[str, object]:
         fields["sampling"] = [int(one) for one in change.sampling]
     if change.cost.thinned.since_ns:
         fields["thinned"] = [int(one) for one in change.cost.thinned]
+    if any(change.cost.memos):
+        fields["memos"] = list(change.cost.memos)
     if change.storms:
         fields["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -219,7 +221,9 @@ def _thread(pid: object, tid: object) -> ThreadKey:
 def _cost(fields: Mapping[str, object]) -> Cost:
     cost = [float(checked.number(value)) for value in checked.array(fields.get("cost"), _COSTS)]
     scan_ns, scan_every = map(checked.integer, checked.array(fields.get("walk", [-1, 1]), 2))
-    return Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(fields))
+    return Cost(
+        cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(fields), _memos(fields)
+    )
 
 
 def encode_filters(filters: Filters) -> dict[str, object]:
@@ -271,6 +275,12 @@ def _thinned(fields: Mapping[str, object]) -> Thinned:
     checked.check_range(np.array(numbers), 0, checked.MOST_NS)
     thinned = Thinned._make(numbers)
     return thinned._replace(is_over=bool(thinned.is_over))
+
+
+def _memos(fields: Mapping[str, object]) -> Memos:
+    numbers = [checked.integer(one) for one in checked.array(fields.get("memos", [0] * len(Memos())), len(Memos()))]
+    checked.check_range(np.array(numbers), 0, checked.MOST_NS)
+    return Memos._make(numbers)
 
 
 def _blockers(row: Sequence[object]) -> tuple[ThreadKey, tuple[Blocker, ...]]:

@@ -160,6 +160,19 @@ class Detail(Struct, frozen=True, kw_only=True):
     """offtop exceeds its CPU budget at the highest level, too, or its BPF programs alone exceed it."""
 
 
+class StackMemos(Struct, frozen=True, kw_only=True):
+    """How the user stacks of this tick's long waits were found. See docs/stacks.md."""
+
+    walked: Count
+    """Unwound frame by frame, including those that were checked."""
+    verified: Count
+    """The same as the thread's last stack, after everything that its unwind depends on was compared."""
+    checked: Count
+    """Of these: unwound all the same."""
+    disagreements: Count
+    """Of these: unwinding found another stack. It should be 0."""
+
+
 class Change(Struct, frozen=True, kw_only=True):
     """The same category, thread or site in the baseline, whatever its pid was, and how it differs."""
 
@@ -900,6 +913,7 @@ class Tick(Struct, frozen=True, kw_only=True):
     read])."""
     cost: Cost
     detail: Detail
+    stack_memos: StackMemos
     categories: list[Category]
     """Only what matches the filter."""
     programs: list[Program]

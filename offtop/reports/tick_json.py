@@ -116,6 +116,7 @@ def tick_object(
         lost=dict(window.lost),
         cost=_cost_object(window.cost),
         detail=_detail_object(window.cost.thinned, window.filters.min_ns),
+        stack_memos=objects.StackMemos(**window.cost.memos._asdict()),
         categories=[
             objects.Category(
                 name=name,

@@ -16,7 +16,7 @@ from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.columns import unpacked
-from offtop.model.values.snapshot import Bound, Cost, Filters, Holder, Machine, Snapshot, Thinned, Waiting
+from offtop.model.values.snapshot import Bound, Cost, Filters, Holder, Machine, Memos, Snapshot, Thinned, Waiting
 from offtop.model.windows.change import NOTHING, change
 from offtop.model.windows.history import History
 from offtop.person import person
@@ -143,7 +143,7 @@ def test_last_part_of_an_entry_is_read_as_written() -> None:
         calls={202: "futex", (1 << 30) | 240: "futex_time64"},
     )
     thinned = Thinned(2, 16 * MS, 8, 900, 1_800 * MS, 5 * MS, True)
-    cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7, thinned=thinned)
+    cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7, thinned=thinned, memos=Memos(4, 300, 3, 1))
     entry = replace(entry, change=replace(entry.change, cost=cost))
     again = tick_rows.decode(tick_rows.encode(entry), whole=True)
     assert (again.lives, again.calls, again.change.cost) == (entry.lives, entry.calls, cost)

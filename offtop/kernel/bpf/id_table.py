@@ -14,9 +14,14 @@ class IdTable(Generic[T]):
     It is emptied when it is half full: the BPF programs insert a value again if it occurs again.
     """
 
-    def __init__(self, entries: Map, read: Callable[[bytes | memoryview], T]) -> None:
-        """`read`: parses a value."""
-        self._map, self._parse = entries, read
+    def __init__(
+        self,
+        entries: Map,
+        read: Callable[[bytes | memoryview], T],
+        note_emptying: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`read`: parses a value. `note_emptying` is called before and after the map is emptied."""
+        self._map, self._parse, self._note_emptying = entries, read, note_emptying
         self._read: dict[int, T] = {}
         self._older: dict[int, T] = {}
         """Entries as they were when the map was last emptied."""
@@ -53,7 +58,9 @@ class IdTable(Generic[T]):
             return False
         self._older, self._read, self._unread = self._read, {}, set()
         size = self._map.value_bytes
+        self._note_emptying()
         for keys, values in self._map.drain():
             for number, raw_id in enumerate(keys.cast("Q")):
                 self._older[raw_id] = self._parse(values[number * size : (number + 1) * size])
+        self._note_emptying()
         return True

@@ -21,7 +21,7 @@ SCAN_BUFFERS = (4, 8)
 SCAN_ALONE = 16
 SCAN_RUNS = 32
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "chains")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "memos", "chains")
 
 CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQQQ15Q")
 THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
@@ -90,6 +90,10 @@ SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK = range(5)
 RULE_KEY = struct.Struct("=QII")
 RULE = struct.Struct("=ihBBI")
 SPACE = struct.Struct("=I")
+MEMO_WORDS, GENERATIONS = 80, 256
+MEMO = struct.Struct(f"=6Q10I{MEMO_WORDS}H{MEMO_WORDS}Q")
+MEMO_SETTINGS = struct.Struct("=QII")
+MEMO_COUNTS = struct.Struct("=4Q")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
@@ -142,6 +146,9 @@ UNWIND_SIZES = {
     "spaces": (4, SPACE.size),
     "copies_left": (4, 8),
     "copies": (0, 0),
+    "memo_settings": (4, MEMO_SETTINGS.size),
+    "memo_counts": (4, MEMO_COUNTS.size),
+    "rule_generations": (4, 4),
 }
 """Key and value bytes of the maps that exist only if user stacks are unwound by rules."""
 
@@ -149,7 +156,7 @@ PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls")
+PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls", "memo_counts")
 
 
 class ThreadRecord(NamedTuple):

@@ -14,6 +14,8 @@ _LEAST, _MOST_THREADS, _MOST_SITES, _MOST_KEPT, _MOST_KERNEL_STACKS = 1 << 13, 1
 RULES, SPACES = 65_536, 16_384
 """Addresses whose unwind rules are loaded into BPF, and processes for which they are. The least recently used ones are
 evicted."""
+MEMOS = 8192
+"""Threads whose last user stack is kept, where that is not in task storage."""
 PYTHON_PROCESSES, PYTHON_THREADS = 4096, 16_384
 THRESHOLDS = 16_384
 EXECS = 8192
@@ -28,6 +30,8 @@ _PER_CPU_BYTES = 20_000
 """Bytes of all per-CPU arrays together: a little more than now."""
 _SLOTS = 2
 """SLOTS in bpf/userstack.c."""
+_UNWIND_BYTES = 64
+"""State of an unwind in struct copy, besides what layout.py has."""
 _RECORD_BYTES = 192 + 2 * layout.THREAD.size
 """struct record in bpf/offcpu.h."""
 _BUCKET_BYTES, _ELEMENT_BYTES = 16, 48
@@ -91,7 +95,8 @@ def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, in_hash: bool =
     """Return how much kernel memory the maps take, within some percent.
 
     `stack_kb`: see Unwind. `in_hash`: threads' records are in a map; otherwise they are in task storage, which takes up
-    to 2 KB a thread more. `waking`: the maps of wakers are there, too.
+    to 2 KB a thread more, and 1 KB for the memo of a thread with user stacks. `waking`: the maps of wakers are there,
+    too.
     """
     return sum(size for _, size in maps(sizes, cpus, stack_kb=stack_kb, in_hash=in_hash, waking=waking))
 
@@ -115,6 +120,7 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool)
         yield name, _hash_bytes(*layout.SIZES[name], count, cpus)
     if in_hash:
         yield "record", _hash_bytes(8, _RECORD_BYTES, sizes.threads, cpus)
+        yield "memos", _hash_bytes(8, layout.MEMO.size, MEMOS, cpus, is_lru=True)
     yield "thresholds", _hash_bytes(*layout.OUTLIER_SIZES["thresholds"], THRESHOLDS, cpus)
     yield "rules", _hash_bytes(*layout.UNWIND_SIZES["rules"], RULES, cpus, is_lru=True)
     yield "spaces", _hash_bytes(*layout.UNWIND_SIZES["spaces"], SPACES, cpus, is_lru=True)
@@ -125,7 +131,7 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool)
     yield "outliers", OUTLIERS_BYTES
     yield "copies", _COPIES_BYTES
     yield PER_CPU_ARRAYS, _PER_CPU_BYTES * cpus
-    yield "copy_scratch", _SLOTS * cpus * (layout.COPY_HEAD.size + (stack_kb << 10) + 32)
+    yield "copy_scratch", _SLOTS * cpus * (layout.COPY_HEAD.size + (stack_kb << 10) + layout.MEMO.size + _UNWIND_BYTES)
 
 
 def _hash_bytes(key_bytes: int, value_bytes: int, entries: int, cpus: int, *, is_lru: bool = False) -> int:

@@ -51,6 +51,8 @@ class Unwind(NamedTuple):
     """How much of a stack to copy if the BPF programs do not have the rules to unwind it yet."""
     cpu_pct: float = 5.0
     """Share of one CPU that offtop may use in all; unwinding in user space gets what everything else leaves of it."""
+    check_every: int = 64
+    """One in so many user stacks that BPF has verified is unwound as well (memo.c); 0: each stack is unwound."""
 
     def uses_rules(self, features: Features) -> bool:
         """Whether the BPF programs unwind by rules: this is requested, and possible.
@@ -71,6 +73,7 @@ class Unwind(NamedTuple):
                 "UNWIND_KB": self.stack_kb,
                 "RULES": map_sizes.RULES,
                 "SPACES": map_sizes.SPACES,
+                "MEMOS": map_sizes.MEMOS,
                 "COPIES": _copies_pages(self),
             }
             found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses(), "CPUS": possible_cpus()}
@@ -421,6 +424,7 @@ def _attach_with_probe(
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
+            *(("memos",) if uses_rules else ()),
             *(layout.OUTLIER_SIZES if features.ring_buffer else ()),
             *(layout.UNWIND_SIZES if uses_rules else ()),
             *(layout.PYTHON_SIZES if features.can_find_python_threads else ()),

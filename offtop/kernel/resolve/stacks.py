@@ -95,8 +95,11 @@ class Stacks:
         categories: Categories,
         symbols: KernelSymbols | HiddenSymbols,
         user_frames: UserFrames,
+        note_emptying: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kernel, self._user = IdTable(maps["kernel_stacks"], _stack_of), IdTable(maps["user_stacks"], _stack_of)
+        """`note_emptying` is called before and after user stacks are removed from BPF."""
+        self._kernel = IdTable(maps["kernel_stacks"], _stack_of)
+        self._user = IdTable(maps["user_stacks"], _stack_of, note_emptying)
         self._catalog, self._categories = catalog, categories
         self._kernel_frame, self._user_frames = symbols.lookup, user_frames
         self._next_id = FIRST_STACK

@@ -33,6 +33,7 @@ from offtop.kernel.symbols.names import NameWorker
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
 from offtop.kernel.unwind.stack_copies import Copies
+from offtop.kernel.unwind.stack_memos import StackMemos
 from offtop.kernel.unwind.unwinder import RuleMaps, Unwinder
 from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.classify.categories import Categories
@@ -71,8 +72,11 @@ class Parts:
         self.procfs = reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
         """For reads of a tick."""
         self.processes = Processes(files, self.procfs)
-        cpython_frames = CPythonFrames(maps.get("python_processes"))
-        self.user_stacks = _user_stacks(files, loaded, cpython_frames)
+        rules = RuleMaps.of(maps) if "rules" in maps else None
+        cpython_frames = CPythonFrames(maps.get("python_processes"), rules and rules.generations)
+        self.memos = StackMemos(maps, unwind.check_every) if rules else None
+        """None if BPF does not unwind by rules."""
+        self.user_stacks = _user_stacks(files, loaded, cpython_frames, rules)
         opened.callback(self.user_stacks.close)
         self.debug_files = DebugFiles(debuginfod) if debuginfod else None
         if self.debug_files:
@@ -86,7 +90,8 @@ class Parts:
         self.details = DetailsWorker(self.catalog, reads)
         opened.callback(self.details.close)
         self.user_frames = UserFrames(self.processes, self.user_stacks, cpython_frames, maps["execs"])
-        self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames)
+        emptying = (self.memos.forget_stacks,) if self.memos else ()
+        self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames, *emptying)
         raw = maps["wakers"], maps["wakes"], maps["objects"]
         self.wakes = Wakes(*raw, self.catalog, self.stacks.ids, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
@@ -132,12 +137,11 @@ class Parts:
             return HiddenSymbols()
 
 
-def _user_stacks(files: Files, loaded: Loaded, cpython_frames: CPythonFrames) -> UserStacks:
+def _user_stacks(files: Files, loaded: Loaded, cpython_frames: CPythonFrames, rules: RuleMaps | None) -> UserStacks:
     maps, unwind = loaded.program.maps, loaded.unwind
     allowance = Allowance(unwind.cpu_pct)
-    if "rules" not in maps:
+    if rules is None:
         return UserStacks(Unwinder(files, "fp", None, cpython_frames), allowance)
-    rules = RuleMaps(maps["rules"], maps["spaces"])
     return UserStacks(
         Unwinder(files, unwind.way, rules, cpython_frames), allowance, Copies(maps["copies"], maps["copies_left"])
     )

@@ -7,8 +7,9 @@ from offtop.kernel.bpf import pid_namespace
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.scope.within import WatchedFunctions
 from offtop.kernel.tracing.parts import Parts
+from offtop.kernel.unwind.stack_memos import StackMemos
 from offtop.model.values.catalog import Catalog
-from offtop.units import size
+from offtop.units import percent, size
 
 _PROBES = {"exit": "tracepoint sched_exit_tp"}
 _MAX_HUNG_SHOWN = 10
@@ -39,6 +40,7 @@ def about(
         ("processes that exited before they were read", f"{parts.processes.exited:,}"),
         *([("not read", hung)] if hung else []),
         ("user stacks", _user_stacks(parts)),
+        *([("user stacks verified", _memos(parts.memos))] if parts.memos else []),
         *parts.user_stacks.about(),
         *([("debug files", parts.debug_files.summary)] if parts.debug_files else []),
         *([("process ids", pid_namespace.describe_ids(defines))] if defines else []),
@@ -58,6 +60,17 @@ def _hung(reads: GuardedReads, catalog: Catalog) -> str:
     many = f" and {len(hung) - _MAX_HUNG_SHOWN} more" if len(hung) > _MAX_HUNG_SHOWN else ""
     full = "; no others are read until one of these reads returns" if reads.is_full else ""
     return f"{', '.join(hung[:_MAX_HUNG_SHOWN])}{many}{full}" if hung else ""
+
+
+def _memos(memos: StackMemos) -> str:
+    if not memos.check_every:
+        return "none: each is unwound (--exact-stacks)"
+    walked, verified, checked, disagreements = memos.total
+    share_pct = percent(verified, memos.total.found)
+    return (
+        f"{share_pct:.0f}% of {memos.total.found:,}: the same as the thread's last; {checked:,} unwound as well, "
+        f"{disagreements:,} of them differed; {walked:,} unwound in all"
+    )
 
 
 def _user_stacks(parts: Parts) -> str:

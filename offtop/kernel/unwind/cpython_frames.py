@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 from offtop.kernel.binary import cpython_layout
@@ -21,6 +21,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import Image
+from offtop.kernel.unwind.stack_memos import RuleGenerations
 from offtop.model.values.stack import Frame
 from offtop.printable import printable
 
@@ -83,9 +84,12 @@ class CPythonFrames:
     Thread-safe. Only `read`, `check_names` and `frames_of_thread` read a process's memory.
     """
 
-    def __init__(self, table: Map | None) -> None:
-        """`table`: the BPF map `python_processes`, or None if BPF cannot read Python frames."""
-        self._table = table
+    def __init__(self, table: Map | None, generations: RuleGenerations | None = None) -> None:
+        """`table`: the BPF map `python_processes`, or None if BPF cannot read Python frames.
+
+        `generations`: None if BPF does not use unwind rules.
+        """
+        self._table, self._generations = table, generations
         self._known: dict[str, Interpreter | None] = {}
         """Label of a binary → where CPython is in it."""
         self._processes: dict[int, _Process] = {}
@@ -260,7 +264,9 @@ class CPythonFrames:
         with suppress(OSError, struct.error):
             if self._table is not None:
                 packed = found.pack(process.base + found.runtime, process.generation)
-                self._table.update(pid.to_bytes(4, "little"), packed)
+                # Until now, its stacks were found without Python frames.
+                with self._generations.changing(process.space) if self._generations else nullcontext():
+                    self._table.update(pid.to_bytes(4, "little"), packed)
 
     def _forget(self, pid: int) -> None:
         self._processes.pop(pid, None)

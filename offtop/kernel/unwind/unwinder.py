@@ -3,8 +3,8 @@
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from offtop.kernel.unwind.cpython_frames import NO_CPYTHON_FRAMES, CPythonFrames
 from offtop.kernel.unwind.known_paths import KnownPaths, Stacks
 from offtop.kernel.unwind.rule_cache import RuleCache
 from offtop.kernel.unwind.stack_copies import Copy
+from offtop.kernel.unwind.stack_memos import RuleGenerations
 from offtop.kernel.unwind.step import Read, State, UnwindResult
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
@@ -76,6 +77,28 @@ class RuleMaps(NamedTuple):
 
     rules: Map
     spaces: Map
+    generations: RuleGenerations
+
+    @classmethod
+    def of(cls, maps: Mapping[str, Map]) -> "RuleMaps":
+        return cls(maps["rules"], maps["spaces"], RuleGenerations(maps["rule_generations"]))
+
+    def load_rules(self, space: int, rules: Iterable[tuple[int, bytes]]) -> None:
+        """Load the rules of some addresses. Raises OSError if there is no room at the moment."""
+        packed = {layout.RULE_KEY.pack(address, space, 0): rule for address, rule in rules}
+        others = [key for key, rule in packed.items() if (self.rules.lookup(key) or b"")[: layout.RULE.size] != rule]
+        if others:
+            with self.generations.changing(space):
+                for key in others:
+                    self.rules.update(key, packed[key])
+
+    def load_space(self, pid: int, space: int) -> None:
+        """Say which address space a process has. Raises OSError."""
+        key, packed = pid.to_bytes(4, "little"), layout.SPACE.pack(space)
+        before = (self.spaces.lookup(key) or b"")[: layout.SPACE.size]
+        if before != packed:
+            with self.generations.changing(*layout.SPACE.unpack(before)) if before else nullcontext():
+                self.spaces.update(key, packed)
 
 
 class Unwinder:
@@ -184,8 +207,9 @@ class Unwinder:
         if image is None or self._rule_maps is None:
             return
         if image.space != space:
-            with suppress(OSError):
-                self._rule_maps.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space))
+            # As far as is known, BPF has the other one for this process.
+            with suppress(OSError), self._rule_maps.generations.changing(space):
+                self._rule_maps.load_space(pid, image.space)
         self._checked[pid] = time.monotonic(), image.space
 
     def unwind_thread(
@@ -376,6 +400,5 @@ class Unwinder:
         checked_s = self._checked[pid][0] if pid in self._checked else time.monotonic()
         self._checked[pid] = checked_s, space
         with suppress(OSError):  # full at the moment: BPF will send another copy
-            for address, rule in result.steps:
-                self._rule_maps.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
-            self._rule_maps.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space))
+            self._rule_maps.load_rules(space, result.steps)
+            self._rule_maps.load_space(pid, space)

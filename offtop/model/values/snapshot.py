@@ -223,6 +223,27 @@ class Thinned(NamedTuple):
     """offtop is over budget all the same, or its BPF programs alone are."""
 
 
+class Memos(NamedTuple):
+    """How BPF found the user stacks of long waits, since the last snapshot (bpf/memo.c)."""
+
+    walked: int = 0
+    """Unwound frame by frame, including those that were checked."""
+    verified: int = 0
+    """The thread's last stack, after everything that its unwind depends on was compared."""
+    checked: int = 0
+    """Of these: unwound all the same."""
+    disagreements: int = 0
+    """Of these: unwinding found another stack."""
+
+    @property
+    def found(self) -> int:
+        """All of these stacks: one that was checked was both walked and verified."""
+        return self.walked + self.verified - self.checked
+
+    def since(self, before: "Memos") -> "Memos":
+        return Memos(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 class Cost(NamedTuple):
     """What offtop itself costs. Negative: not known yet."""
 
@@ -240,6 +261,7 @@ class Cost(NamedTuple):
     scan_every: int = 1
     """A task scan runs every so many ticks, if it would cost too much otherwise."""
     thinned: Thinned = Thinned()
+    memos: Memos = Memos()
 
 
 class Sampling(NamedTuple):
@@ -327,7 +349,7 @@ class Snapshot:
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread,
-    blockers; seconds (UNMEASURED)."""
+    blockers, memos; seconds (UNMEASURED)."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
