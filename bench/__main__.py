@@ -16,6 +16,7 @@ from bench import (
     accuracy,
     blocked,
     gdb,
+    memos,
     merges,
     operations,
     record,
@@ -51,6 +52,7 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "unwind": unwind.ask,
     "stacks": gdb.ask,
     "merges": merges.ask,
+    "memos": memos.ask,
 }
 """Benchmarks by name. Each is called with the path of the compiled bench/waits.c."""
 _QUIET_SECONDS = 60.0

@@ -178,7 +178,7 @@ def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
     waits: list[Wait] = []
     time_of: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
     with tempfile.TemporaryDirectory(prefix="offtop-merges-") as directory, serving(Path(directory)) as servers:
-        _start(servers)
+        start(servers)
         unwinds = _Unwinds(servers)
         add = Copies._add  # pyright: ignore[reportPrivateUsage]
         Copies._add = lambda self, raw: None if unwinds.add(raw) else add(self, raw)  # pyright: ignore[reportPrivateUsage]
@@ -200,7 +200,8 @@ def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
     return waits, dict(time_of)
 
 
-def _start(servers: Servers) -> None:
+def start(servers: Servers) -> None:
+    """Start servers, and programs in Go and Rust, that wait."""
     servers.python(8, busy=True)
     servers.redis(busy=True)
     servers.postgres(idle=2, busy=True)
