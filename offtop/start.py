@@ -2,8 +2,12 @@
 
 import signal
 
-_ARENA_MAX = -8
-"""M_ARENA_MAX in glibc's malloc.h."""
+_MALLOC = (
+    (-8, 1),  # M_ARENA_MAX: because of the GIL, one heap per thread gains nothing
+    (-3, 1 << 20),  # M_MMAP_THRESHOLD: large columns return to the kernel; by default glibc keeps up to 32 MB of each
+    (-1, 8 << 20),  # M_TRIM_THRESHOLD: with the line above, it would be 128 KB, and each tick would shrink the heap
+)
+"""Options of glibc's mallopt, and their values."""
 _GC_THRESHOLD = 200_000
 """Allocations between two garbage collections. A tick allocates many thousands of tuples and no cycles."""
 
@@ -20,7 +24,8 @@ def main() -> None:
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would otherwise start one unused thread per CPU
     with suppress(AttributeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # because of the GIL, one heap per thread gains nothing
+        for option, value in _MALLOC:
+            ctypes.CDLL(None).mallopt(option, value)
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
     try:
         from offtop import cli
