@@ -44,6 +44,9 @@ _MOST_REMEMBERED = 4 * _MOST_A_TICK
 """IDs of copies from several ticks, because a thread's record may arrive two ticks after its sites."""
 _LOOK_S = 0.05
 """Interval between reads of copies with the usual CPU budget. What BPF copies again meanwhile is unwound twice."""
+_QUIET_LOOKS, _QUIET_S = 20, 0.25
+"""The same after so many reads without anything to do: on a quiet machine, looking would be most of this thread's work.
+A tick looks, too."""
 _REST_S = 0.1
 """The same interval while the CPU budget is used up."""
 _PATIENCE_S, _PATIENCE_A_STACK_S = 0.02, 10e-6
@@ -187,6 +190,8 @@ class UserStacks:
         """Processes whose memory a thread of offtop has been reading for too long."""
         self._was_copy = False
         """Whether the last work item was a copy."""
+        self._looks = 0
+        """How often the thread has looked for work since it last found some."""
         self._changed = threading.Condition()
         with self._changed:
             self._worker = self._new_worker()
@@ -402,7 +407,10 @@ class UserStacks:
         is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
         if not (self._unnamed or len(self._alike.ids) or (is_left and (self._queue or has_waits or unwinder.due_pid))):
             unwinder.rest()
-            return Rest((_LOOK_S if is_left else _REST_S) * self._allowance.pause_factor)
+            self._looks += 1
+            pause_s = (_LOOK_S if is_left else _REST_S) * self._allowance.pause_factor
+            return Rest(max(pause_s, _QUIET_S) if self._looks > _QUIET_LOOKS else pause_s)
+        self._looks = 0
         while self._exited:
             unwinder.forget(self._exited.pop())
         if self._unnamed:
