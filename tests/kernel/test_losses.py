@@ -431,7 +431,6 @@ def entries_of_exited(source: LiveSource, pid: int) -> dict[str, int]:
         "threads": ledger.threads,
         "sites": ledger.sites,
         "waiting": ledger.waiting,
-        "sites of threads": ledger._totals._sites_of,  # pyright: ignore[reportPrivateUsage]
         "late": [*ledger._deferred.sites()],  # pyright: ignore[reportPrivateUsage]
         "rows": [(code >> 32, code & 0xFFFFFFFF) for code in ledger._table._row_of],  # pyright: ignore[reportPrivateUsage]
     }

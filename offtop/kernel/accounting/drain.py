@@ -152,7 +152,7 @@ class Drain:
 
         Call it after the task scan, which reports the program that each process runs.
         """
-        parts = [SiteDeltas.of(())]
+        parts = list[SiteDeltas]()
         for keys, values in self._maps[f"sites_{buffer}"].drain():
             raw = np.frombuffer(keys, SITE_KEY_ROW)
             words = np.column_stack([raw[name] for name in SITE_KEY_ROW.names or ()])
@@ -166,6 +166,8 @@ class Drain:
                     words[:, THREADS.width : SITES.width],
                 )
             )
+        if len(parts) < 2:
+            return parts[0] if parts else SiteDeltas.of(())
         return SiteDeltas(*map(np.concatenate, zip(*parts, strict=True)))
 
     def exits(self, buffer: int, at_ns: int, threads: ThreadRecords) -> Exits:

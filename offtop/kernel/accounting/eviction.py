@@ -12,7 +12,7 @@ from offtop.kernel.accounting.thread_table import ThreadTable
 from offtop.kernel.accounting.totals import Totals
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import FIRST_STACK
-from offtop.model.values.table import SITES, Ints, integers
+from offtop.model.values.table import SITES, THREADS, Ints, integers
 from offtop.model.values.waits import KERNEL, READ_USER, USER, WAKE
 from offtop.model.values.wake import FIRST_WAKE
 
@@ -58,9 +58,10 @@ class Eviction:
 
     def evict_threads(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
         """Move the sums of threads that exited before the last snapshot to EXITED."""
+        if keys:
+            self.release_sites(self._totals.move_threads_to_exited(integers(keys, THREADS.width)), at_ns)
         for key in keys:
             self._table.forget(key)
-            self.release_sites(integers(self._totals.move_thread_to_exited(key), SITES.width), at_ns)
             self._forgotten.append((at_ns, key))
         while len(self._forgotten) > _MOST_NAMES:
             self._forget_name()
@@ -78,7 +79,8 @@ class Eviction:
         waiting = {*map(SITES.key, waits.sites.tolist())}
         before_ns = at_ns - keep_ns
         unused = self._totals.sites.not_added_since(before_ns)
-        self._totals.move_sites_to_exited([key for key in unused if key.tid and key not in waiting])
+        unused = [key for key in unused if key.tid and key not in waiting]
+        self._totals.move_sites_to_exited(integers(unused, SITES.width))
         sites = [*self._totals.sites, *self._deferred.sites(), *waiting]
         wakes = {key.wake for key in sites}.union(
             wake for wake, ns in self._totals.stormed_ns.items() if ns >= before_ns
@@ -158,7 +160,7 @@ class Eviction:
     def _evict_sites(self, sites: Sequence[SiteKey], at_ns: int) -> None:
         for key in sites:
             self._stacks_released_ns[key.kernel] = self._stacks_released_ns[key.user] = at_ns
-        self._totals.move_sites_to_exited(sites)
+        self._totals.move_sites_to_exited(integers(sites, SITES.width))
 
     def _drop_wake(self, wake: int) -> None:
         """Drop a wake with its storms: they are running totals, which last as long as their id."""

@@ -15,7 +15,7 @@ from offtop.kernel.bpf.scan_rows import Rows, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes
 from offtop.model.values.waits import KERNEL, PREEMPTED, SWITCHED_OUT_NS, WAKE
 from offtop.model.values.wake import NO_WAKE
 
@@ -90,7 +90,7 @@ class FinishedWaits:
         has_numbers: Mask = (uncounted["waits"] != 0) | ~is_whole
         numbers += _thread_numbers(uncounted, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
         at = np.flatnonzero(has_numbers | was_shown)
-        tick.ended.append((records.ids[at], numbers[at], uncounted["histogram"][at]))
+        tick.ended.append((records.ids[at], numbers[at], nonzero_lanes(uncounted["histogram"][at])))
         at = np.flatnonzero(has_numbers & (uncounted["lost_waits"] != 0))
         lost = uncounted[at]
         tick.add_sites(_lost_sites(records.ids[at]), lost["lost_ns"], lost["lost_runqueue_ns"], lost["lost_waits"])
@@ -119,7 +119,7 @@ class FinishedWaits:
             rest = self._deferred.write_off((key, tid_acquired_ns), totals)
             numbers = np.zeros((1, THREADS.numbers), np.int64)
             numbers[0, :3], numbers[0, THREAD_COLUMN["max_ns"]] = rest[:3], rest.max_ns
-            tick.ended.append((integers([key], 2), numbers, log2.to_lanes([rest.histogram])))
+            tick.ended.append((integers([key], 2), numbers, nonzero_lanes(log2.to_lanes([rest.histogram]))))
             tick.late.append((site, rest))
             if is_current:
                 written_off.add(key)

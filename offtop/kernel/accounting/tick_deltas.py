@@ -40,7 +40,7 @@ class TickDeltas:
     task_of: Ints
     """Thread → its position in `tasks`, or -1."""
     ended: list[tuple[Ints, Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints, Ints]])
-    """Finished waits by thread: ids, numbers, lanes."""
+    """Finished waits by thread: ids, numbers, and their histograms as of table.nonzero_lanes."""
     settled: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])
     """The same for waits in progress and CPU time, which have no histogram."""
     sites: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])

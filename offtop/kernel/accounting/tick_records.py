@@ -39,7 +39,13 @@ class ThreadRecords:
 
     @classmethod
     def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
-        return cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
+        """Concatenate `parts`; their rows are large, and mostly all are in one of them."""
+        parts = [one for one in parts if len(one)] or parts[:1]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
+        )
 
     @property
     def identities(self) -> Ints:

@@ -1,16 +1,14 @@
 """Running totals by thread, by site, and of wake-up storms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from offtop.kernel.accounting.tick_deltas import TickDeltas
 from offtop.kernel.accounting.tick_records import SiteDeltas
-from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.running import Running
-from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes
+from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes, of_exited
 from offtop.model.values.waits import KERNEL
 from offtop.model.values.wake import Storm
 
@@ -25,7 +23,6 @@ class Totals:
         """Totals by the catalog id of a wake with the storm's waker."""
         self.stormed_ns: dict[int, int] = {}
         """Time of the last change of each entry of `storms`."""
-        self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
 
     def add(self, tick: TickDeltas, counted: SiteDeltas, follows_snapshot: bool) -> None:
         """Add what the tick collected, and `counted`: the finished waits at sites from the BPF programs.
@@ -36,9 +33,8 @@ class Totals:
         if follows_snapshot:
             self.threads.begin_tick()
             self.sites.begin_tick()
-        if tick.ended:
-            ids, numbers, lanes = (np.concatenate(parts) for parts in zip(*tick.ended, strict=True))
-            self.threads.add(ids, numbers, nonzero_lanes(lanes), at_ns)
+        for ids, numbers, counts in tick.ended:
+            self.threads.add(ids, numbers, counts, at_ns)
         if tick.settled:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.settled, strict=True))
             self.threads.add(ids, numbers, NO_COUNTS, at_ns)
@@ -58,28 +54,20 @@ class Totals:
             was = self.storms.get(wake, Storm())
             self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
-    def move_thread_to_exited(self, key: ThreadKey) -> Sequence[SiteKey]:
-        """Add the totals of an exited thread to EXITED, and those of its sites, and return its sites."""
-        self.threads.move(key, EXITED)
-        sites = self._sites_of.pop(key, ())
-        for site in sites:
-            self._move_to_exited(site)
+    def move_threads_to_exited(self, threads: Ints) -> Ints:
+        """Add the totals of exited threads (pid, tid) to EXITED, and those of their sites, and return their sites."""
+        self.threads.move(threads, of_exited(threads))
+        sites = self.sites.keys_of_threads(threads)
+        self.move_sites_to_exited(sites)
         return sites
 
-    def move_sites_to_exited(self, sites: Sequence[SiteKey]) -> None:
+    def move_sites_to_exited(self, sites: Ints) -> None:
         """Add the totals of these sites to the sites of exited threads."""
-        for site in sites:
-            self._move_to_exited(site)
-        moved = set(sites)
-        for thread in {site.thread for site in sites} & self._sites_of.keys():
-            self._sites_of[thread] = [one for one in self._sites_of[thread] if one not in moved]
+        self.sites.move(sites, of_exited(sites))
 
     def forget_storms(self, wake: int) -> None:
         self.storms.pop(wake, None)
         self.stormed_ns.pop(wake, None)
-
-    def _move_to_exited(self, site: SiteKey) -> None:
-        self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
 
     def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, counts: Ints) -> None:
         if tick.renamed:
@@ -87,6 +75,4 @@ class Totals:
             for row in np.flatnonzero(ids[:, KERNEL] == NO_STACK).tolist():
                 key = SITES.key(ids[row].tolist())
                 ids[row] = tick.renamed.get(key, key)
-        for key in map(SITES.key, self.sites.add(ids, numbers, counts, tick.at_ns).tolist()):
-            if key.tid:
-                self._sites_of.setdefault(key.thread, []).append(key)
+        self.sites.add(ids, numbers, counts, tick.at_ns)

@@ -18,10 +18,10 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
 from offtop.model.values.outlier import LongWait, Thresholds
 from offtop.model.values.running import Running
-from offtop.model.values.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
+from offtop.model.values.snapshot import Bound, SiteTotals, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, NO_STACK
 from offtop.model.values.state import RUNNING, letter
-from offtop.model.values.table import SITES, THREADS, Ints, integers, nonzero_lanes
+from offtop.model.values.table import SITES, THREADS, Ints, integers, nonzero_lanes, of_exited
 
 LATE_NS = 25_000_000
 """The kernel updates the CPU time of a running thread at its ticks, every 1 to 10 ms: a shorter gap is not a wait yet.
@@ -97,7 +97,6 @@ class SampledTotals:
         self._of_threads: list[tuple[ThreadKey, ThreadTotals]] = []
         self._of_sites: list[tuple[SiteKey, SiteTotals]] = []
         """Changes since the last tick."""
-        self._sites_of: dict[ThreadKey, set[SiteKey]] = {}
         self._ended: list[ThreadKey] = []
         self._exited: list[ThreadKey] = []
         """Threads that exited in this tick, and in the tick before."""
@@ -270,10 +269,8 @@ class SampledTotals:
             return
         self._evicted_ns, before_ns = self.at_ns, self.at_ns - keep_ns
         in_progress = {known.waiting.site for known in self._known.values() if known.waiting}
-        for site in self.sites.not_added_since(before_ns):
-            if site.tid and site not in in_progress:
-                self._evict_site(site)
-                self._sites_of[site.thread].discard(site)
+        unused = [one for one in self.sites.not_added_since(before_ns) if one.tid and one not in in_progress]
+        self._evict_sites(integers(unused, SITES.width))
         for key in [key for key, ns in self._kept_names.items() if ns < before_ns]:
             self._drop_name(key)
 
@@ -457,7 +454,6 @@ class SampledTotals:
         known.queued_ns += part.queued_ns - shown_ns
         known.queued_in_tick_ns += part.queued_ns - shown_ns
         if part.site:
-            self._sites_of.setdefault(key, set()).add(part.site)
             self._of_sites.append(
                 (part.site, SiteTotals(part.waits, total_ns, part.queued_ns, part.max_ns, part.histogram))
             )
@@ -500,19 +496,20 @@ class SampledTotals:
 
     def _evict_exited(self) -> None:
         """Move the sums of threads that exited before the last snapshot to EXITED."""
-        changed = {key for key, _ in self._of_threads}
+        changed, exited = {key for key, _ in self._of_threads}, list[ThreadKey]()
         for key in self._exited:
             if key in self._known or key in changed:
                 continue
-            self.threads.move(key, EXITED)
-            for site in self._sites_of.pop(key, ()):
-                self._evict_site(site)
+            exited.append(key)
             self._kept_names[key] = self.at_ns
+        threads = integers(exited, THREADS.width)
+        self.threads.move(threads, of_exited(threads))
+        self._evict_sites(self.sites.keys_of_threads(threads))
         while len(self._kept_names) > _MOST_NAMES:
             self._drop_name(next(iter(self._kept_names)))
 
-    def _evict_site(self, site: SiteKey) -> None:
-        self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
+    def _evict_sites(self, sites: Ints) -> None:
+        self.sites.move(sites, of_exited(sites))
 
     def _drop_name(self, key: ThreadKey) -> None:
         del self._kept_names[key]

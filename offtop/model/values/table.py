@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import SiteTotals, ThreadTotals
+from offtop.model.values.snapshot import EXITED, SiteTotals, ThreadTotals
+from offtop.model.values.stack import NO_STACK
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -39,6 +40,9 @@ _MOST_DENSE = 1 << 16
 
 NO_COUNTS: Ints = np.zeros((0, 3), np.int64)
 """Histograms without a wait, as nonzero_lanes returns them."""
+
+Coded = tuple[Ints, Ints]
+"""Histograms as their lanes that are not 0: the place of each among the lanes of all rows, ascending, and its count."""
 
 
 class Kind(Generic[K, V]):
@@ -69,7 +73,7 @@ class Table(Mapping[K, V]):
     """Immutable. Rows that are not `present` are not entries; all their numbers are 0."""
 
     __slots__ = (
-        *("_counts", "_lanes", "_rows"),
+        *("_codes", "_rows", "_values"),
         *("changes", "ids", "kind", "lineage", "longest_ns", "numbers", "present", "serials"),
     )
 
@@ -78,9 +82,9 @@ class Table(Mapping[K, V]):
         kind: Kind[K, V],
         ids: Ints,
         numbers: Ints,
-        counts: Ints | None = None,
+        counts: Ints = NO_COUNTS,
         *,
-        lanes: Ints | None = None,
+        coded: Coded | None = None,
         present: Mask | None = None,
         longest_ns: Ints | None = None,
         lineage: object = None,
@@ -89,14 +93,14 @@ class Table(Mapping[K, V]):
     ) -> None:
         """Create a table of n rows.
 
-        `ids` is (n, fields of a key), `numbers` (n, totals without histogram). The histograms are `lanes` (n, 40), or
-        only the lanes that are not 0, which take a fraction of that: `counts`, in order of rows (see nonzero_lanes).
-        `longest_ns` is the longest wait of each since its source began, if known. `serials` are ascending and identify
-        a row in all tables of one `lineage`: a key that is evicted and used again gets another one. `changes`: None if
-        it is unknown which rows have changed.
+        `ids` is (n, fields of a key), `numbers` (n, totals without histogram). The histograms are `counts`, the lanes
+        that are not 0, in order of rows (see nonzero_lanes), or the same as `coded`. `longest_ns` is the longest wait
+        of each since its source began, if known. `serials` are ascending and identify a row in all tables of one
+        `lineage`: a key that is evicted and used again gets another one. `changes`: None if it is
+        unknown which rows have changed.
         """
         self.kind, self.ids, self.numbers = kind, ids, numbers
-        self._counts, self._lanes = NO_COUNTS if counts is None else counts, lanes
+        self._codes, self._values = coded or (counts[:, 0] * log2.LANES + counts[:, 1], counts[:, 2])
         self.present = np.ones(len(ids), np.bool_) if present is None else present
         self.longest_ns = numbers[:, MAX_NS] if longest_ns is None else longest_ns
         self.lineage = lineage
@@ -115,24 +119,28 @@ class Table(Mapping[K, V]):
     @property
     def lanes(self) -> Ints:
         """The histograms (n, 40)."""
-        return lanes_of(self._counts, len(self.ids)) if self._lanes is None else self._lanes
+        lanes = np.zeros(len(self.ids) * log2.LANES, np.int64)
+        lanes[self._codes] = self._values
+        return lanes.reshape(-1, log2.LANES)
+
+    @property
+    def coded(self) -> Coded:
+        """The lanes that are not 0."""
+        return self._codes, self._values
 
     @property
     def counts(self) -> Ints:
         """The lanes that are not 0 (see nonzero_lanes)."""
-        return self._counts if self._lanes is None else nonzero_lanes(self._lanes)
+        return counts_of(self.coded)
 
     @property
     def bytes_held(self) -> int:
-        return self.ids.nbytes + self.numbers.nbytes + (self._counts if self._lanes is None else self._lanes).nbytes
+        return self.ids.nbytes + self.numbers.nbytes + self._codes.nbytes + self._values.nbytes
 
     def at(self, rows: Ints) -> "Table[K, V]":
         """Return a table of these rows, which ascend."""
-        new_row, counts = np.full(len(self.ids), -1), self.counts.copy()
-        new_row[rows] = np.arange(len(rows))
-        counts[:, 0] = new_row[counts[:, 0]]
-        counts = counts[counts[:, 0] >= 0]
-        return Table(self.kind, self.ids.take(rows, axis=0), self.numbers.take(rows, axis=0), counts)
+        coded = coded_at(self.coded, rows, len(self.ids))
+        return Table(self.kind, self.ids.take(rows, axis=0), self.numbers.take(rows, axis=0), coded=coded)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.present))
@@ -142,12 +150,7 @@ class Table(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         row = self.rows[key]
-        if self._lanes is None:
-            counts = self._counts[slice(*np.searchsorted(self._counts[:, 0], (row, row + 1)))]
-            lanes = lanes_of(counts * (0, 1, 1), 1)
-        else:
-            lanes = self._lanes[row : row + 1]
-        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(lanes)))
+        return self.kind.totals((*self.numbers[row].tolist(), *log2.of_lanes(lanes_in_row(self.coded, row))))
 
     def items(self) -> ItemsView[K, V]:
         return _Items(self)
@@ -156,7 +159,7 @@ class Table(Mapping[K, V]):
         """Return a copy with other maxima, one for each row."""
         numbers = self.numbers.copy()
         numbers[:, MAX_NS] = longest_ns
-        return Table(self.kind, self.ids, numbers, self._counts, lanes=self._lanes, present=self.present)
+        return Table(self.kind, self.ids, numbers, coded=self.coded, present=self.present)
 
 
 class _Items(ItemsView[K, V]):
@@ -178,7 +181,7 @@ def table_of(kind: Kind[K, V], entries: Mapping[K, V]) -> Table[K, V]:
         return entries
     ids = integers(list(entries), kind.width)
     numbers = integers([totals[:-1] for totals in entries.values()], kind.numbers)
-    return Table(kind, ids, numbers, lanes=log2.to_lanes([totals[-1] for totals in entries.values()]))
+    return Table(kind, ids, numbers, nonzero_lanes(log2.to_lanes([totals[-1] for totals in entries.values()])))
 
 
 def integers(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -220,24 +223,51 @@ def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, counts: Ints) -> Table[K,
     in_order_numbers = numbers.take(order, axis=0)
     sums = np.add.reduceat(in_order_numbers, starts, axis=0)
     sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
-    return Table(kind, ids.take(order[starts], axis=0), sums, _counts_by(counts, _which(order, starts)))
+    which = _which(order, starts)
+    coded = summed_lanes(which[counts[:, 0]] * log2.LANES + counts[:, 1], counts[:, 2])
+    return Table(kind, ids.take(order[starts], axis=0), sums, coded=coded)
 
 
-def _counts_by(counts: Ints, row_of: Ints) -> Ints:
-    """Sum up `counts` by their new rows; `row_of` has one for each row."""
-    codes = row_of[counts[:, 0]] * log2.LANES + counts[:, 1]
+def counts_of(coded: Coded) -> Ints:
+    """Return `coded` as nonzero_lanes does."""
+    codes, values = coded
+    return np.column_stack((*np.divmod(codes, log2.LANES), values))
+
+
+def summed_lanes(codes: Ints, values: Ints) -> Coded:
+    """Return lanes that may repeat in order, each once, without those whose sum is 0."""
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     starts = _starts(codes[1:] != codes[:-1], len(codes))
-    sums = np.add.reduceat(counts[order, 2], starts) if len(starts) else counts[:0, 2]
+    sums = np.add.reduceat(values[order], starts) if len(starts) else values[:0]
     some = np.flatnonzero(sums)
-    return np.column_stack((*np.divmod(codes[starts[some]], log2.LANES), sums[some]))
+    return codes[starts[some]], sums[some]
+
+
+def coded_at(coded: Coded, rows: Ints, size: int) -> Coded:
+    """Return the lanes of some rows of a table of `size` rows, by position in `rows`: in order if `rows` ascend."""
+    codes, values = coded
+    new_row = np.full(size, -1)
+    new_row[rows] = np.arange(len(rows))
+    row, lane = np.divmod(codes, log2.LANES)
+    row = new_row[row]
+    some = row >= 0
+    return row[some] * log2.LANES + lane[some], values[some]
+
+
+def lanes_in_row(coded: Coded, row: int) -> Ints:
+    """Return the histogram (1, 40) of one row."""
+    codes, values = coded
+    some = slice(*np.searchsorted(codes, (row * log2.LANES, (row + 1) * log2.LANES)).tolist())
+    lanes = np.zeros((1, log2.LANES), np.int64)
+    lanes[0, codes[some] - row * log2.LANES] = values[some]
+    return lanes
 
 
 def nonzero_lanes(lanes: Ints) -> Ints:
     """Return (row, lane, count) of the lanes that are not 0, which are few, by row and lane."""
-    at = np.flatnonzero(lanes != 0)  # a third of the time that np.nonzero(lanes) takes
-    return np.column_stack((*np.divmod(at, log2.LANES), lanes.ravel()[at]))
+    row, lane = np.divmod(np.flatnonzero(lanes != 0), log2.LANES)  # a third of the time that np.nonzero(lanes) takes
+    return np.column_stack((row, lane, lanes[row, lane]))
 
 
 def lanes_of(counts: Ints, rows: int) -> Ints:
@@ -324,6 +354,13 @@ def positions_of(wanted: Ints, codes: Ints) -> Ints:
     order = np.argsort(codes)
     at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(codes) - 1)]
     return np.where(codes[at] == wanted, at, -1)
+
+
+def of_exited(ids: Ints) -> Ints:
+    """Return the key to which the totals of each evicted key are added: EXITED, and of a site its kernel stack."""
+    keys = ids.copy()
+    keys[:, :2], keys[:, 3:] = EXITED, NO_STACK
+    return keys
 
 
 def lookup_keys(ids: Ints) -> Iterable[ThreadKey]:

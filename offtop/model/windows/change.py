@@ -16,7 +16,6 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import (
-    EXITED,
     Bound,
     Cost,
     Filters,
@@ -29,7 +28,19 @@ from offtop.model.values.snapshot import (
     Waiting,
 )
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, K, Kind, V, integers, table_of, thread_codes
+from offtop.model.values.table import (
+    NO_COUNTS,
+    SITES,
+    THREADS,
+    Ints,
+    K,
+    Kind,
+    V,
+    integers,
+    of_exited,
+    table_of,
+    thread_codes,
+)
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -284,7 +295,6 @@ def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> No
     if len(rows.longest_ns):
         running.begin_with(rows.ids, rows.numbers, rows.counts, rows.longest_ns, at_ns)
         return
-    for ids in rows.evicted.tolist():
-        running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
+    running.move(rows.evicted, of_exited(rows.evicted))
     running.begin_tick()
     running.add(rows.ids, rows.numbers, rows.counts, at_ns)

@@ -54,8 +54,10 @@ def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]
         numbers[:, WAITS] = sign * some.numbers[:, WAITS]
         every.add(some.ids, numbers, some.counts * (1, 1, sign), 0)
     left = every.frozen()
-    some = (left.numbers[:, WAITS] > 0) & (left.lanes >= 0).all(axis=1)
-    return Table(SITES, left.ids[some], left.numbers[some], lanes=left.lanes[some])
+    some = left.numbers[:, WAITS] > 0
+    row, _, values = left.counts.T
+    some[row[values < 0]] = False
+    return left.at(np.flatnonzero(some))
 
 
 class _InProgress(NamedTuple):

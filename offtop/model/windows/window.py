@@ -14,6 +14,7 @@ from offtop.model.values import disks as disk_values
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.files import FileActivity, added
+from offtop.model.values.histogram import LANES
 from offtop.model.values.moves import NO_MOVES, NOW, WAS, Moves
 from offtop.model.values.snapshot import (
     EXITED,
@@ -42,9 +43,12 @@ from offtop.model.values.table import (
     SiteKeys,
     Table,
     V,
+    coded_at,
+    counts_of,
     integers,
-    nonzero_lanes,
+    of_exited,
     summed,
+    summed_lanes,
     table_of,
     thread_codes,
 )
@@ -194,13 +198,12 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     numbers[:, MAX_NS] = b.numbers[rows, MAX_NS]
     some = (numbers[:, :MAX_NS] != 0).any(axis=1)
     rows, numbers = rows[some], numbers[some]
-    ids, lanes = b.ids.take(rows, axis=0), _less(b.lanes.take(rows, axis=0), a.lanes, before[rows])
-    counts = nonzero_lanes(lanes)
+    ids, counts = b.ids.take(rows, axis=0), _lanes_since(a, before[rows], b, rows)
     if not is_evicted.any():
         return ids, numbers, counts, integers([], kind.width)
-    rest, rest_numbers = a.ids[is_evicted], -a.numbers[is_evicted]
-    rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
-    rest_counts = nonzero_lanes(-a.lanes[is_evicted])
+    rest, rest_numbers = of_exited(a.ids[is_evicted]), -a.numbers[is_evicted]
+    rest_numbers[:, MAX_NS] = 0
+    rest_counts = a.at(np.flatnonzero(is_evicted)).counts * (1, 1, -1)
     rest_counts[:, 0] += len(ids)
     return (
         np.concatenate((ids, rest)),
@@ -208,6 +211,20 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
         np.concatenate((counts, rest_counts)),
         a.ids[is_evicted],
     )
+
+
+def _lanes_since(a: Table[K, V], before: Ints, b: Table[K, V], rows: Ints) -> Ints:
+    """Return by how much the histograms of some rows of `b` changed since `a`, where they are at `before`, or -1."""
+    (codes, values), (earlier_codes, earlier_values) = b.coded, a.coded
+    if codes is earlier_codes:  # no row has a new lane
+        changed = np.flatnonzero(values != earlier_values)
+        return counts_of(coded_at((codes[changed], values[changed] - earlier_values[changed]), rows, len(b.ids)))
+    codes, values = coded_at(b.coded, rows, len(b.ids))
+    was_there = np.flatnonzero(before >= 0)
+    earlier_codes, earlier_values = coded_at(a.coded, before[was_there], len(a.ids))
+    row, lane = np.divmod(earlier_codes, LANES)
+    codes, values = np.append(codes, was_there[row] * LANES + lane), np.append(values, -earlier_values)
+    return counts_of(summed_lanes(codes, values))
 
 
 def _rows_before(a: Table[K, V], b: Table[K, V]) -> tuple[Ints, Mask]:

@@ -14,7 +14,7 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Frame, Stack
-from offtop.model.values.table import SITES, nonzero_lanes
+from offtop.model.values.table import SITES, integers, nonzero_lanes
 from offtop.model.values.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.windows.window import between
 from tests.kernel.accounting.test_ledger import (
@@ -179,8 +179,8 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
     for tid in range(1000, 5000):
         other = site._replace(tid=tid)
         add(running, other, totals)
-        running.move(other, SiteKey(*EXITED, 3, NO_STACK))
-    running.move(site, SiteKey(*EXITED, 3, NO_STACK))
+        move(running, other)
+    move(running, site)
     add(running, site, totals._replace(total_ns=1_000))
     before = len(running.frozen().ids)
     assert before < 4000, "evicted rows were compacted"
@@ -193,3 +193,7 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
 def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
     ended = SiteDeltas.of([(key, totals)])
     running.add(ended.ids, ended.numbers, nonzero_lanes(ended.lanes), 0)
+
+
+def move(running: Running[SiteKey, SiteTotals], key: SiteKey) -> None:
+    running.move(integers([key], SITES.width), integers([(*EXITED, key.kernel, NO_STACK, 0)], SITES.width))

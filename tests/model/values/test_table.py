@@ -47,14 +47,16 @@ def test_histograms_are_the_same_after_their_zeros_were_left_out() -> None:
     assert lanes_of(counts, 2)[1, [7, 39]].tolist() == [2, 3]
 
 
-def test_a_table_with_few_lanes_reads_as_one_with_all_of_them() -> None:
+def test_a_table_keeps_of_each_histogram_only_the_lanes_that_have_waits() -> None:
     entries = {ThreadKey(1, tid): ThreadTotals(waits=tid, histogram=log2.of(*[2_000 << tid] * tid)) for tid in range(4)}
-    whole = table_of(THREADS, entries)
-    few = Table(THREADS, whole.ids, whole.numbers, whole.counts)
-    assert dict(few) == dict(few.items()) == entries
-    assert few.lanes.tolist() == whole.lanes.tolist()
-    assert few.bytes_held < whole.bytes_held
-    assert dict(few.at(np.array([1, 3]))) == {ThreadKey(1, tid): entries[ThreadKey(1, tid)] for tid in (1, 3)}
+    table = table_of(THREADS, entries)
+    same = Table(THREADS, table.ids, table.numbers, table.counts)
+    for one in (table, same):
+        assert dict(one) == dict(one.items()) == entries
+        assert one.counts.tolist() == [[1, 3, 1], [2, 4, 2], [3, 5, 3]]
+        assert log2.of_lanes(one.lanes) == [totals.histogram for totals in entries.values()]
+        assert dict(one.at(np.array([1, 3]))) == {ThreadKey(1, tid): entries[ThreadKey(1, tid)] for tid in (1, 3)}
+    assert table.bytes_held == table.ids.nbytes + table.numbers.nbytes + 3 * 2 * 8
 
 
 def test_histograms_of_one_key_are_summed_and_lanes_that_cancel_out_are_gone() -> None:
