@@ -5,6 +5,9 @@ time that its BPF programs take in other processes (the kernel's count). Memory 
 
 - 10,000 threads that sleep 1 to 3 s each: 5,000 long waits a second.
 - 50,000 threads, of which 1 % sleep so, and the others wait for good.
+
+Besides, with 10,000 threads: what reading costs without the screen if each sleeps for a second, again and again, and
+what a wait costs that gets no stack.
 """
 
 import time
@@ -46,6 +49,11 @@ _SLEEPING = _Case("10,000 threads that sleep 1 to 3 s", "spread", 10_000, 10.0, 
 _FEW_ACTIVE = _Case("50,000 threads, 1 % of them active", "few", 50_000, 15.0, 0.0, 0.5)
 
 
+_READ_WAIT_US = 1_000_000
+_MOST_READING_MS = 60.0
+_SHORT_WAIT_US, _MOST_SHORT_NS = 400_000, 600.0
+
+
 class _Cost(NamedTuple):
     cpu_pct: float
     """Percent of one core, BPF programs included."""
@@ -60,6 +68,51 @@ def ask(waits: Path) -> Answer:
 
 def ask_mostly_idle(waits: Path) -> Answer:
     return _answer(_FEW_ACTIVE, waits)
+
+
+def ask_reading(waits: Path) -> Answer:
+    with _room_for(_SLEEPING.threads), Threads(waits) as threads:
+        threads.start("sleep", _SLEEPING.threads, _READ_WAIT_US, _LIVE_SECONDS)
+        _wait_for_threads(threads.pid, _SLEEPING.threads)
+        with terminal([str(tools.offtop())], 160, 50) as shown:
+            shown.look_on(_WARM_SECONDS)
+            before_s, began_s = _reading_s(shown.pid), time.monotonic()
+            shown.look_on(_SECONDS)
+            ms = 1000 * (_reading_s(shown.pid) - before_s) / (time.monotonic() - began_s)
+    bar = Bar("CPU of reading a tick", ms, _MOST_READING_MS, " ms")
+    return Answer(
+        "10,000 threads that sleep for a second each", [f"CPU of reading: {ms:.0f} ms a tick"], [bar], {"ms": ms}
+    )
+
+
+def ask_short(waits: Path) -> Answer:
+    with tools.counting(), _room_for(_SLEEPING.threads), Threads(waits) as threads:
+        threads.start("sleep", _SLEEPING.threads, _SHORT_WAIT_US, _LIVE_SECONDS)
+        _wait_for_threads(threads.pid, _SLEEPING.threads)
+        with tools.running([str(tools.offtop()), "--json", "--min", "10s", "-p", str(threads.pid)]) as process:
+            tools.wait_until_attached(process)
+            time.sleep(_SETTLE_SECONDS)
+            waited, before = _waits_of(threads.pid), tools.runs(process.pid)
+            time.sleep(_SECONDS)
+            waited, used = _waits_of(threads.pid) - waited, tools.runs(process.pid).since(before)
+    ns = used.switch_ns / waited
+    bar = Bar("a wait without a stack", ns, _MOST_SHORT_NS, " ns")
+    title = f"Waits without a stack, of {_SLEEPING.threads:,} threads"
+    return Answer(title, [f"{waited / _SECONDS:,.0f} waits a second, {ns:.0f} ns each"], [bar], {"ns": ns})
+
+
+def _waits_of(pid: int) -> int:
+    """Return how often the threads of a process have waited."""
+    count = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        text = (task / "status").read_text()
+        count += int(text.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return count
+
+
+def _reading_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process but the main one, which draws."""
+    return sum(tools.cpu_s(pid)) - sum(tools.cpu_s(f"{pid}/task/{pid}"))
 
 
 def _answer(case: _Case, waits: Path) -> Answer:

@@ -51,7 +51,7 @@ class _Case(NamedTuple):
 
 def ask(_waits: Path) -> Answer:
     cases = (
-        _Case("80x24, this machine", [str(tools.offtop())], 80, 24, b"", 2.0, 2_000),
+        _Case("80x24, this machine", [str(tools.offtop())], 80, 24, b"", 0.7, 2_000),
         # Two sites per thread. H: one row per thread.
         _Case(f"160x50, {_THREADS} threads that change", show(str(2 * _THREADS)), 160, 50, b"H", 5.0, 0),
     )

@@ -29,7 +29,7 @@ _SLEEP_US = 2_000
 _SLEEP_SECONDS = 1.5
 _MIN_US = 1_000
 _SETTLE_SECONDS = 0.5
-_MOST = 1 / 8
+_MOST, _MOST_LONG = 1 / 8, 1 / 3
 
 _PIPE = f"perf bench sched pipe, minimum {_MIN_US // 1000} ms"
 _SLEEPS = f"waits of {_SLEEP_US // 1000} ms, minimum {_MIN_US // 1000} ms"
@@ -125,7 +125,11 @@ def _answer(rounds: _Rounds) -> Answer:
         *(f"{tool}: left out, {why}" for tool, why in rounds.missing.items()),
     ]
     costs = {key: median(m.ns_per_switch for m in measured) for key, measured in rounds.of.items()}
-    ratio = costs[_PIPE, tools.OFFTOP] / costs[_PIPE, tools.OFFCPUTIME]
+    bars = [
+        Bar(f"ns per switch under {name}, as a part of offcputime's", costs[name, tools.OFFTOP] / peer, most)
+        for name, most in ((_PIPE, _MOST), (_SLEEPS, _MOST_LONG))
+        if (peer := costs[name, tools.OFFCPUTIME])
+    ]
     figures: dict[str, object] = {
         "ns_per_switch": {name: {tool: costs.get((name, tool)) for tool in tools.NAMES} for name in _WORKLOADS},
         "rounds": [
@@ -136,6 +140,6 @@ def _answer(rounds: _Rounds) -> Answer:
     return Answer(
         "What a context switch costs",
         lines,
-        [Bar(f"ns per switch under {_PIPE}, as a part of offcputime's", ratio, _MOST)],
+        bars,
         figures,
     )
