@@ -8,7 +8,7 @@ loop in the graph is one on the machine.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -428,11 +428,11 @@ class _Builder:
     def _key(self, row: int) -> ThreadKey:
         return THREADS.key(self._waits.rows[row, :2].tolist())
 
-    def _rows_of(self, pid: int) -> list[int]:
-        """Return the rows of a process."""
+    def _rows_of(self, pid: int) -> Ints:
+        """Return the rows of a process, which may have many thousands."""
         rows, pids = self._rows_by_pid
         begin, end = np.searchsorted(pids, [pid, pid + 1])
-        return rows[begin:end].tolist()
+        return rows[begin:end]
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
@@ -517,33 +517,40 @@ class _Builder:
             number = self._numbers[key] = self._new_node(key)
         return number
 
-    def _may_act(self, row: int, oldest_ns: int, is_alone: bool) -> bool:
-        """Return whether others may wait for this thread of a process; the oldest of them has waited for `oldest_ns`.
+    def _acting(self, rows: Ints, oldest_ns: int) -> Ints:
+        """Return for which of these rows of a process others may wait; the oldest of them has waited for `oldest_ns`.
 
         A thread that sent a request before they waited did not send it on their behalf.
         """
-        if self._idle[row]:
-            return self._nodes.category(row) == SLEEP and is_alone
-        return self._key(row) not in self._waiting_clients or self._ages_ns[row] <= oldest_ns + _SLACK_NS
+        if len(rows) == 1 and self._idle[rows[0]]:
+            return rows if self._nodes.category(int(rows[0])) == SLEEP else rows[:0]
+        rows = rows[~self._idle[rows]]
+        is_old = self._ages_ns[rows] > oldest_ns + _SLACK_NS
+        return rows[~(is_old & self._are_of(self._waiting_clients, rows))]
+
+    def _are_of(self, threads: Collection[ThreadKey], rows: Ints) -> Mask:
+        """Return which rows are of these threads."""
+        return np.isin(thread_codes(self._waits.rows[rows]), thread_codes(integers([*threads], 2)))
 
     def _new_node(self, key: ThreadKey) -> int:
         """Return the node of a process, or of a thread that is in no long wait."""
-        rows = self._rows_of(key.pid) if not key.tid else []
+        rows = self._rows_of(key.pid) if not key.tid else np.empty(0, np.int64)
         state, busy = self._activity.busy(key)
-        acting = [row for row in rows if self._may_act(row, self._oldest_behind.get(key.pid, 0), len(rows) == 1)]
-        if not acting:
-            acting = [row for row in rows if self._key(row) in self._waiting_servers] if self._waiting_servers else []
+        acting = self._acting(rows, self._oldest_behind.get(key.pid, 0))
+        if not len(acting):
+            acting = rows[self._are_of(self._waiting_servers, rows)]
         waiting = float(self._waiting[acting].sum())
         if busy >= max(_LEAST_BUSY, waiting):
-            acting = []
-        elif not acting:
-            state, blocked = ("", 0.0) if rows else self._activity.most_blocked(key)
+            acting = acting[:0]
+        elif not len(acting):
+            state, blocked = ("", 0.0) if len(rows) else self._activity.most_blocked(key)
             state = state if blocked >= _LEAST_BUSY else IDLE
         if len(acting) == 1:
-            return acting[0]
-        at = min(rows, key=lambda one: self._key(one).tid != key.pid) if rows and state == IDLE else -1
+            return int(acting[0])
+        is_idle = len(rows) and state == IDLE
+        at = self._row_of.get(key.pid << 32 | key.pid, int(rows[0])) if is_idle else -1
         number = self._nodes.add(Node(key, at, state))
-        for one in acting:
+        for one in acting.tolist():
             share = float(self._waiting[one]) / waiting if waiting else 1 / len(acting)
             self._edges.append(Edge(number, one, share, "", True, ""))
         return number
