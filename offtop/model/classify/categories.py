@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offtop.model.classify.rule_file import RuleFile, compiled
+from offtop.model.values.table import Ints, Mask
 
 OTHER = "other"
 """Category of a stack that no rule matches."""
@@ -138,14 +138,18 @@ def bare(name: str) -> str:
     return name.partition(".")[0] or name
 
 
-def is_periodic(lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each histogram, a row of `lanes` (n, 40), whether the waits are periodic.
+def is_periodic(counts: Ints, rows: int) -> Mask:
+    """Return for each of `rows` histograms whether the waits are periodic. `counts`: see table.nonzero_lanes.
 
     They are if there are at least 3, all in two adjacent lanes.
     """
-    some = lanes != 0
-    first, last = some.argmax(axis=1), lanes.shape[1] - 1 - some[:, ::-1].argmax(axis=1)
-    return (last - first <= 1) & (lanes.sum(axis=1) >= _LEAST_PERIODIC)
+    row, lane, waits = counts.T
+    found, is_first = np.zeros(rows, np.bool_), np.append(True, row[1:] != row[:-1])[: len(row)]
+    first = np.flatnonzero(is_first)
+    if len(first):
+        last = np.append(first[1:], len(row)) - 1
+        found[row[first]] = (lane[last] - lane[first] <= 1) & (np.add.reduceat(waits, first) >= _LEAST_PERIODIC)
+    return found
 
 
 def parse(text: str) -> Categories:

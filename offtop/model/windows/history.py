@@ -29,6 +29,8 @@ from offtop.model.values.table import (
     Mask,
     SiteKeys,
     Table,
+    coded_at,
+    counts_of,
     distinct_rows,
     summed,
     table_of,
@@ -175,7 +177,7 @@ class History:
     def __init__(
         self,
         idle: Iterable[str],
-        is_periodic: Callable[[Ints], Mask],
+        is_periodic: Callable[[Ints, int], Mask],
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
         idle_by_rule: Callable[[Iterable[Ints], Catalog], IdleByRule] = lambda _, __: NOTHING_BY_RULE,
@@ -184,9 +186,9 @@ class History:
         """Create an empty history.
 
         `idle` names the categories that are always idle. `is_periodic` returns which `sleep` sites are periodic, given
-        the histogram of all waits so far of each, a row of lanes. `idle_by_rule` applies the cause rules to the ids of
-        sites (CauseFinder.idle_by_rule). `standing` finds the standing waits (SuspectWatch.standing).
-        The last two are called in the thread that adds.
+        the histograms of all waits so far (table.nonzero_lanes) and the number of sites. `idle_by_rule` applies the
+        cause rules to the ids of sites (CauseFinder.idle_by_rule). `standing` finds the standing waits
+        (SuspectWatch.standing). The last two are called in the thread that adds.
         """
         self._idle = frozenset(idle)
         self._idle_by_rule, self._standing = idle_by_rule, standing
@@ -469,7 +471,8 @@ class History:
         stacks, which = distinct_rows(sites.ids[:, 2:3])
         asleep = np.array([snapshot.catalog.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
         rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
-        return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
+        counts = counts_of(coded_at(sites.coded, rows, len(sites.ids)))
+        return SiteKeys(sites.ids[rows[self._is_periodic(counts, len(rows))]])
 
     def _make_room(self) -> None:
         """Pack windows, drop the breakdowns that no span on the screen needs, then drop ticks.

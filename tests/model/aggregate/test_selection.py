@@ -42,8 +42,8 @@ NAMES = Plain()
 JUDGE = CauseFinder(NAMES, WITHOUT_RULES)
 
 
-def never(lanes: Ints) -> Mask:
-    return np.zeros(len(lanes), np.bool_)
+def never(_: Ints, rows: int) -> Mask:
+    return np.zeros(rows, np.bool_)
 
 
 def ticks(happened: Sequence[Sequence[Step]], max_bytes: int = 40 * 2**20) -> list[HistoryTick]:

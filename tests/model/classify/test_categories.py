@@ -20,6 +20,7 @@ from offtop.errors import OfftopError
 from offtop.model.classify import categories
 from offtop.model.classify.categories import Categories, Rule
 from offtop.model.values import histogram
+from offtop.model.values.table import nonzero_lanes
 
 TESTS = Path(__file__).resolve().parents[2]
 TEXT = (TESTS.parent / "offtop" / "categories.toml").read_text()
@@ -475,9 +476,10 @@ def test_no_two_shipped_rules_are_the_same() -> None:
     ],
 )
 def test_three_waits_within_two_adjacent_lanes_are_periodic(waits_ms: list[int], periodic: bool) -> None:
-    assert categories.is_periodic(histogram.to_lanes([histogram.of(*(ms * 1_000_000 for ms in waits_ms))])) == [
-        periodic
-    ]
+    one, other = (histogram.of(*(ms * 1_000_000 for ms in some)) for some in (waits_ms, [5, 5, 5, 5]))
+    for histograms, found in (([one], [periodic]), ([other, one, other, one], [True, periodic] * 2)):
+        counts = nonzero_lanes(histogram.to_lanes(histograms))
+        assert categories.is_periodic(counts, len(histograms)).tolist() == found
 
 
 def test_categories_are_immutable() -> None:

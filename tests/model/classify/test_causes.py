@@ -440,8 +440,8 @@ def test_locations_that_disappear_are_dropped_and_matched_again_when_they_return
     assert cause_finder.idle_by_rule([first], some).of(first).tolist() == [1]
 
 
-def never(lanes: Ints) -> Mask:
-    return np.zeros(len(lanes), np.bool_)
+def never(_: Ints, rows: int) -> Mask:
+    return np.zeros(rows, np.bool_)
 
 
 def test_rules_say_nothing_about_unknown_sites() -> None:

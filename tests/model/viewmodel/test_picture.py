@@ -38,8 +38,8 @@ class Plain:
         return frame.name
 
 
-def never(lanes: Ints) -> Mask:
-    return np.zeros(len(lanes), np.bool_)
+def never(_: Ints, rows: int) -> Mask:
+    return np.zeros(rows, np.bool_)
 
 
 def of_world(happened: Sequence[Sequence[Step]]) -> tuple[History, Pictures]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,7 +107,7 @@ def test_change_is_empty_if_nothing_happened() -> None:
 
 def test_another_epoch_starts_a_new_history() -> None:
     source = ScriptedSource(SHOP, ticks=3)
-    history = History((), lambda lanes: lanes[:, 0] > 0)
+    history = History((), lambda counts, rows: np.isin(np.arange(rows), counts[counts[:, 1] == 0, 0]))
     made = Replayed(BOOK)
     assert history.add(made.add(change(NOTHING, source.after(5)), epoch=1)) is None
     kept = history.add(made.add(change(source.after(5), source.after(6)), epoch=1))

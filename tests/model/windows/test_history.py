@@ -29,8 +29,8 @@ from tests.ui.scripted import ScriptedSource, Waits
 SECOND = 10**9
 
 
-def never(lanes: Ints) -> Mask:
-    return np.zeros(len(lanes), np.bool_)
+def never(_: Ints, rows: int) -> Mask:
+    return np.zeros(rows, np.bool_)
 
 
 def filled(ticks: int, max_ns: int = 600 * SECOND, max_bytes: int = 40 * 2**20, sites: int = 20) -> History:
@@ -180,7 +180,7 @@ def test_since_start_is_the_sum_of_all_ticks_including_dropped_ones(given_stretc
 def test_rolling_sum_is_the_sum_over_its_span(
     some: list[list[Step]], more: list[list[Step]], length: int, category: str
 ) -> None:
-    history = History(IDLE, lambda lanes: lanes.sum(axis=1) > 0, max_bytes=20_000)
+    history = History(IDLE, lambda counts, rows: np.isin(np.arange(rows), counts[:, 0]), max_bytes=20_000)
     scope = Scope(category, idle=False)
     rolling = Rolling(lambda tick: by_thread(tick.shares, scope))
     numbers: list[int] = []
@@ -219,7 +219,12 @@ SLEEPER = Waits("cron", 5, "cron", 5, "sleep", "do_nanosleep", waits_ms=(10,))
 
 def test_sleep_is_idle_from_the_tick_on_in_which_it_proved_periodic() -> None:
     source = ScriptedSource([SLEEPER])
-    history = History((), lambda lanes: lanes[:, log2.lane_of(10_000_000)] >= 3)
+    lane = log2.lane_of(10_000_000)
+
+    def is_periodic(counts: Ints, rows: int) -> Mask:
+        return np.isin(np.arange(rows), counts[(counts[:, 1] == lane) & (counts[:, 2] >= 3), 0])
+
+    history = History((), is_periodic)
     ticks = [history.add(source.after(seconds)) for seconds in range(6)]
     assert [set(tick.leaves) for tick in ticks if tick] == [{Leaf("sleep")}] * 2 + [{Leaf("sleep", True)}] * 3
 
