@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from threading import Condition
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns
 from typing import Protocol
 
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.heap import trim_heap_after
 from offtop.model.classify.suspects import NOTHING_FOUND
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
@@ -92,13 +91,11 @@ class Pace:
         due_ns: int | None = monotonic_ns()
         is_first = True
         while due_ns is not None and not self._stopped:
-            began_ns = thread_time_ns()
             snapshot = self._source.read()
             if snapshot is None:
                 return
             yield snapshot
             if not self._source.is_elsewhere:
-                trim_heap_after(began_ns)
                 due_ns = self._wait_after(due_ns, is_first)
             is_first = False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Thread
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns
 from typing import ClassVar
 
 from textual import events
@@ -23,7 +23,6 @@ from textual.screen import ModalScreen
 from offtop.errors import OfftopError, warn
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
-from offtop.heap import trim_heap_after
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
@@ -205,7 +204,7 @@ class OfftopApp(TerminalApp):
         if not self.controllers.rewind.finish_seek() or self.controllers.rewind.is_seeking:
             return
         self.controllers.outlier_alerts.announce_new()
-        drawn, last_ns, began_ns = self.picture, self._ticked_ns, thread_time_ns()
+        drawn, last_ns = self.picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self.view.paused_at_ns is None or drawn is None:
             self._draw()
@@ -217,7 +216,6 @@ class OfftopApp(TerminalApp):
             shown = self.picture or drawn
             self.picture = replace(shown, head=replace(shown.head, behind_ns=behind_ns))
             self._draw_picture(self.picture, self.layout)
-        trim_heap_after(began_ns)
         late_ns = self._ticked_ns - last_ns
         if last_ns and not self._source.is_elsewhere and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
             delay = span(round(late_ns, -9))
