@@ -17,8 +17,11 @@ from offtop.model.values.outlier import LongWait, Thresholds
 from offtop.model.values.snapshot import Filters, Machine
 from offtop.model.values.wake import OFFCPU
 from offtop.model.values.within import NO_CALLS
+from offtop.units import NS_PER_S
 
 _ZERO = bytes(4)
+_TRIM_NS = 10 * NS_PER_S
+"""How often the heap is trimmed. In each tick of 10,000 threads, it would be filled again right away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class TickStages:
         """The next tick must scan all waits in progress."""
         self.primed_ns = 0
         """When that was done last."""
+        self._trimmed_ns = 0
+        """When the heap was trimmed last."""
         self.outliers: list[LongWait] = []
         """Outliers since the last snapshot."""
         self.snapshot_ns = 0
@@ -117,8 +122,11 @@ class TickStages:
     def begin(self, is_prime: bool) -> None:
         """Begin a tick."""
         self._parts.procfs.refill()
+        now_ns = time.monotonic_ns()
         if is_prime:
-            self.must_prime, self.primed_ns = False, time.monotonic_ns()
+            self.must_prime, self.primed_ns = False, now_ns
+        if is_prime or now_ns - self._trimmed_ns >= _TRIM_NS:
+            self._trimmed_ns = now_ns
             trim_heap()
 
     def flip(self, plan: Plan) -> Flipped:
