@@ -114,7 +114,7 @@ def _fields(entry: Entry) -> dict[str, object]:
         fields["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.sampling:
         fields["sampling"] = [int(one) for one in change.sampling]
-    if change.cost.thinned.since_ns:
+    if any(change.cost.thinned):
         fields["thinned"] = [int(one) for one in change.cost.thinned]
     if any(change.cost.memos):
         fields["memos"] = list(change.cost.memos)

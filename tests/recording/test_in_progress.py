@@ -152,6 +152,13 @@ def test_last_part_of_an_entry_is_read_as_written() -> None:
     assert again.change.threads.numbers.tolist() == entry.change.threads.numbers.tolist()
 
 
+def test_a_tick_over_budget_in_which_nothing_was_left_out_is_recorded_as_such() -> None:
+    entry = tick_rows.Entry(change(NOTHING, source_of().after(11)))
+    cost = Cost(thinned=Thinned(is_over=True))  # the BPF programs alone use more
+    entry = replace(entry, change=replace(entry.change, cost=cost))
+    assert tick_rows.decode(tick_rows.encode(entry), whole=True).change.cost.thinned == Thinned(is_over=True)
+
+
 def test_unknown_call_arguments_stay_unknown_in_a_replay(tmp_path: Path) -> None:
     table = [Waits("old", 5, "old", 5, "lock", "futex_do_wait", waits_on=True, call="futex")]
     source = ScriptedSource(table, ticks=2)

@@ -95,7 +95,8 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
 @asynchronous
 async def test_small_screens_have_one_line_or_none(size: tuple[int, int]) -> None:
     async with shown(HeldSource(TABLE, ticks=4), size, weights=WEIGHTS) as (app, pilot):
-        assert sum(line.startswith("! ") for line in screen(app)) == (size[1] >= 14)
+        # On a busy machine an alert that the screen was late may take that line for some seconds.
+        await until(lambda: sum(line.startswith("! ") for line in screen(app)) == (size[1] >= 14))
         await pilot.press("6", "end")
         assert all(len(line) <= size[0] for line in screen(app))
 
