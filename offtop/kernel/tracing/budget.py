@@ -119,10 +119,10 @@ class BudgetControl:
         self._note_load(_Load(used_pct, left_out / tick_s), tick_s, held_s)
         budget_pct = self._budget_pct
         self._over_s = self._over_s + tick_s if used_pct > budget_pct else 0.0
-        least_pct = max(counting_pct, self._average.used_pct if self.level == HIGHEST_LEVEL else 0.0)
-        self.is_over = least_pct > budget_pct * (_OVER_UNTIL if self.is_over else 1.0)
         if at_ns < self._warm_ns or isinf(budget_pct):
             return
+        least_pct = max(counting_pct, self._average.used_pct if self.level == HIGHEST_LEVEL else 0.0)
+        self.is_over = least_pct > budget_pct * (_OVER_UNTIL if self.is_over else 1.0)
         most_pct = max(used_pct, self._average.used_pct)
         if used_pct > budget_pct:
             if self._over_s >= _OVER_S and held_s >= _UP_AFTER_S and self.level < HIGHEST_LEVEL:

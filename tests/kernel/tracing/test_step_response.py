@@ -91,7 +91,7 @@ def test_storms_of_any_size_are_answered_in_10_s_and_forgotten_in_30_s_without_o
         assert {tick.level for tick in after if tick.end_s > 60 + seconds + 30} == {0}, case
 
 
-def test_a_storm_for_hours_is_tried_without_only_every_300_s() -> None:
+def test_in_a_storm_of_hours_a_lower_level_is_tried_only_every_300_s() -> None:
     machine = Machine(SAVINGS["the first level saves nearly all"], 1.0)
     machine.run(60)
     storm = machine.run(7200, storm_pct=20, waits_per_s=5000)
@@ -131,6 +131,15 @@ def test_one_slow_tick_changes_nothing_however_slow_it_is() -> None:
     machine.run(60)
     machine.run(1, storm_pct=90)
     assert {tick.level for tick in machine.run(30)} == {0}
+
+
+def test_counting_above_the_budget_is_not_reported_before_stacks_were_left_out() -> None:
+    control = BudgetControl(BUDGET_PCT, 0)
+    reported: list[bool] = []
+    for second in range(1, 8):
+        control.add(second * S, 1.0, counting_pct=9.0)
+        reported.append(control.is_over)
+    assert reported == [False] * 4 + [True] * 3
 
 
 def test_counting_alone_above_the_budget_is_reported_until_it_is_clearly_below() -> None:
