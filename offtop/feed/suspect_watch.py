@@ -17,7 +17,7 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import SiteKeys
 from offtop.model.values.waits import WAKE, WaitList
 from offtop.model.windows.baseline import Baseline
-from offtop.model.windows.breakdown import FILTERED, Idle, Shares
+from offtop.model.windows.breakdown import FILTERED, Shares
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
@@ -45,7 +45,7 @@ class SuspectWatch:
         """Weigh waits from the next tick on by how much more there is than in `baseline`; None: in full."""
         self._finder.usual = usual_in(baseline) if baseline else {}
 
-    def standing(self, snapshot: Snapshot, window: Window, _: Idle, every: Shares, blocked: Stuck) -> SiteKeys:
+    def standing(self, snapshot: Snapshot, window: Window, every: Shares, blocked: Stuck) -> SiteKeys:
         """Return the sites of standing waits. Implements FindStanding of History."""
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup

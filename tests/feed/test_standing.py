@@ -20,7 +20,6 @@ from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.breakdown import (
     ALL,
-    Idle,
     Leaf,
     Scope,
     Shares,
@@ -165,7 +164,7 @@ def test_no_wait_is_standing_without_a_wait_for_graph() -> None:
     assert (leaves(kept), watched.watch.tick(kept).standing) == ({PIPE_WAIT: 1000}, 1)
 
 
-def every_wait(_: Snapshot, window: Window, __: Idle, ___: Shares, ____: Stuck) -> SiteKeys:
+def every_wait(_: Snapshot, window: Window, __: Shares, ___: Stuck) -> SiteKeys:
     """Let each wait that lasts the whole tick be standing."""
     return window.still
 
@@ -199,7 +198,7 @@ def test_standing_time_stays_at_its_site_when_the_wait_ends_at_another() -> None
     moves = [Move(was, now, SECOND, 5 * SECOND)]
     taken.append(Snapshot(0, 6 * SECOND, {thread: ended[0]}, {now: ended[1]}, {}, BOOK, moves=moves))
 
-    def from_the_second_tick(snapshot: Snapshot, window: Window, _: Idle, __: Shares, ___: Stuck) -> SiteKeys:
+    def from_the_second_tick(snapshot: Snapshot, window: Window, _: Shares, __: Stuck) -> SiteKeys:
         return window.still if snapshot.at_ns > 3 * SECOND else SiteKeys(integers([], SITES.width))
 
     ticks = added(taken, from_the_second_tick)

@@ -77,12 +77,12 @@ _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
 
-FindStanding = Callable[[Snapshot, Window, Idle, Shares, Stuck], SiteKeys]
+FindStanding = Callable[[Snapshot, Window, Shares, Stuck], SiteKeys]
 """Returns the sites of standing waits. The last two are the shares of the window, and the waits in progress, before
 standing ones count as idle."""
 
 
-def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares, blocked: Stuck) -> SiteKeys:
+def none_standing(snapshot: Snapshot, window: Window, every: Shares, blocked: Stuck) -> SiteKeys:
     """Implement FindStanding without a wait-for graph: no wait is known to be standing."""
     return NO_SITES
 
@@ -263,7 +263,7 @@ class History:
         idle = Idle(self._idle, self._periodic, self._newest_by_rule)
         every = shares(window, idle)
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
-        standing = self._standing(snapshot, window, idle, every, blocked)
+        standing = self._standing(snapshot, window, every, blocked)
         if np.array_equal(standing.ids, self._newest_standing.ids):
             standing = self._newest_standing
         idle = idle._replace(standing=standing)
