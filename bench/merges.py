@@ -92,8 +92,8 @@ class Wait(NamedTuple):
 
 
 class _Verifying(Unwind):
-    def defines(self, features: Features) -> dict[str, int]:
-        return {**super().defines(features), "VERIFY": 1}
+    def defines(self, features: Features, probe: str) -> dict[str, int]:
+        return {**super().defines(features, probe), "VERIFY": 1}
 
 
 class _Unwinds:

@@ -45,8 +45,6 @@ BPF_PERCPU_ARRAY(memo_counts, struct memo_counts, 1);
 BPF_ARRAY(rule_generations, u32, GENERATIONS);
 
 #define BP_OF_LEAF 1 /* in copy->bp_at */
-#define MISSES 8     /* after so many waits in a row with another stack each, one in so many is kept, and compared with the
-		      * next one only */
 #define COMPARED_BELOW 16 /* how much is read below a word that is compared: often the next one is there */
 
 /* Note that the unwind has read a word of the stack, on which its result depends. */
@@ -222,8 +220,10 @@ static inline __attribute__((always_inline)) void learn_stack(struct copy *copy,
 		return;
 	if (copy->verified_id) {
 		counts->checked += 1;
-		if (copy->verified_id != id)
+		if (copy->verified_id != id) {
+			counts->disagreements += 1;
 			count_lost(LOST_MEMOS);
+		}
 	}
 	if (copy->memo.words_read > MEMO_WORDS || copy->head.end == END_MEMORY)
 		return;

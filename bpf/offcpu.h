@@ -54,7 +54,7 @@ enum lost {
 	LOST_COPIES,
 	LOST_WAKES,
 	LOST_OUTLIERS, /* outliers that did not fit into the ring buffer */
-	LOST_MEMOS, /* verified user stacks that differed from the same stack unwound (memo.c) */
+	LOST_MEMOS, /* verified stacks that differed from the same stack unwound (memo.c, kernelmemo.c) */
 	LOST_CHAINS, /* truncated chains: user space had evicted the wake that they continue from; no map is full */
 	LOST_KINDS
 };
@@ -424,7 +424,10 @@ struct space {
 	u32 id;
 };
 
-#define MEMO_WORDS 80      /* most words of a stack in its memo */
+#define MISSES 8           /* after so many waits in a row with another stack each, one in so many is kept, and compared with
+			    * the next one only */
+#define MEMO_WORDS 80      /* most words of a user stack in its memo */
+#define KERNEL_MEMO_WORDS 32 /* of a kernel stack */
 #define GENERATIONS 256
 
 /* The last user stack of a thread that was unwound by rules, and on what this unwind depended (memo.c). */
@@ -449,17 +452,32 @@ struct memo {
 	u64 words[MEMO_WORDS];
 };
 
+/* The last kernel stack of a thread, and where its return addresses are (kernelmemo.c). */
+struct kernel_memo {
+	u64 id;            /* of the stack */
+	u64 last;          /* the outermost return address */
+	u32 last_below;    /* bytes from there to the user registers */
+	u32 count;         /* entries of `words`; 0: no memo can be made of this stack */
+	u32 span;          /* bytes from the saved stack pointer to the end of the last of them */
+	u32 misses;        /* waits since the last one that had this stack */
+	u32 stack_generation;
+	u32 unused;
+	u16 places[KERNEL_MEMO_WORDS]; /* from the saved stack pointer, in words */
+	u64 words[KERNEL_MEMO_WORDS]; /* every word there that equals one of the other return addresses */
+};
+
 struct memo_settings {
 	u64 check_every;   /* one in so many verified stacks is unwound as well; 0: memos are off */
-	u32 stack_generation; /* changes when stacks are removed from user_stacks */
+	u32 stack_generation; /* changes when stacks are removed from user_stacks or kernel_stacks */
 	u32 unused;
 };
 
-/* Numbers of user stacks since the start. */
+/* Numbers of user stacks, or of kernel stacks, since the start. */
 struct memo_counts {
-	u64 walked;        /* unwound by rules to their end, including checked ones */
+	u64 walked;        /* unwound to their end (user stacks: by rules), including checked ones */
 	u64 verified;      /* the same as in the thread's memo */
 	u64 checked;       /* of these: unwound as well */
+	u64 disagreements; /* of these: unwinding found another stack */
 	u64 unchecked;     /* verified since the last one that was checked */
 };
 

@@ -135,15 +135,16 @@ def _traced(
     keep_ns: int,
     counted: str,
 ) -> Source:
-    from offtop.kernel.bpf.program import Unwind
+    from offtop.kernel.bpf.program import CHECK_EVERY, Unwind
     from offtop.kernel.live import LiveSource
 
-    check_every = 0 if args.exact_stacks else Unwind().check_every
+    check_every = 0 if args.exact_stacks else CHECK_EVERY
+    kernel_check_every = CHECK_EVERY if args.verify_kernel_stacks else 0
     return LiveSource(
         rules,
         filters,
         probe=args.probe,
-        unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget, check_every),
+        unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget, check_every, kernel_check_every),
         keep_ns=keep_ns,
         mode=loaded.settings.wait_mode,
         depth=args.depth,

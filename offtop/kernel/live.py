@@ -31,7 +31,7 @@ from offtop.kernel.tracing.tick import Flipped, Plan, TickStages
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import UNKNOWN
 from offtop.model.values.outlier import NEVER_NS, Thresholds
-from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Memos, Snapshot
+from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
 
@@ -274,7 +274,13 @@ class LiveSource(LiveFeed):
         blockers = parts.blockers.publish(ledger.waiting)
         parts.titles.find(ledger.waiting, blockers)
         cadence = stages.scan_cadence
-        memos = parts.memos.read(parts.drain.count("memos")) if parts.memos else Memos()
+        cost = cost._replace(scan_ns=cadence.took_ns, scan_every=cadence.every, thinned=thinned)
+        if parts.memos:
+            cost = cost._replace(memos=parts.memos.read())
+        if parts.kernel_memos:
+            cost = cost._replace(
+                kernel_memos=parts.kernel_memos.read(), kernel_check_every=parts.kernel_memos.check_every
+            )
         return Snapshot(
             taken_ns=flipped.taken_ns,
             at_ns=at_ns,
@@ -283,7 +289,7 @@ class LiveSource(LiveFeed):
             waiting=ledger.waiting,
             catalog=parts.catalog,
             lost=stages.lost | {kind: n for kind, n in more_lost.items() if n},
-            cost=cost._replace(scan_ns=cadence.took_ns, scan_every=cadence.every, thinned=thinned, memos=memos),
+            cost=cost,
             machine=Machine() if self._watched else flipped.machine,  # only part of a thread's time is counted
             storms=dict(ledger.storms),
             long_waits=outliers,

@@ -118,6 +118,8 @@ def _fields(entry: Entry) -> dict[str, object]:
         fields["thinned"] = [int(one) for one in change.cost.thinned]
     if any(change.cost.memos):
         fields["memos"] = list(change.cost.memos)
+    if change.cost.kernel_check_every:
+        fields["kernel_memos"] = [*change.cost.kernel_memos, change.cost.kernel_check_every]
     if change.storms:
         fields["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -221,8 +223,13 @@ def _thread(pid: object, tid: object) -> ThreadKey:
 def _cost(fields: Mapping[str, object]) -> Cost:
     cost = [float(checked.number(value)) for value in checked.array(fields.get("cost"), _COSTS)]
     scan_ns, scan_every = map(checked.integer, checked.array(fields.get("walk", [-1, 1]), 2))
+    memos = _counts(fields.get("memos", [0] * len(Memos())), len(Memos()))
+    *kernel_memos, check_every = _counts(fields.get("kernel_memos", [0] * (len(Memos()) + 1)), len(Memos()) + 1)
     return Cost(
-        cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(fields), _memos(fields)
+        *(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(fields)),
+        memos=Memos(*memos),
+        kernel_memos=Memos(*kernel_memos),
+        kernel_check_every=check_every,
     )
 
 
@@ -271,16 +278,15 @@ def _sampling(value: object) -> Sampling | None:
 def _thinned(fields: Mapping[str, object]) -> Thinned:
     if "thinned" not in fields:
         return Thinned()
-    numbers = [checked.integer(one) for one in checked.array(fields["thinned"], len(Thinned()))]
-    checked.check_range(np.array(numbers), 0, checked.MOST_NS)
-    thinned = Thinned._make(numbers)
+    thinned = Thinned._make(_counts(fields["thinned"], len(Thinned())))
     return thinned._replace(is_over=bool(thinned.is_over))
 
 
-def _memos(fields: Mapping[str, object]) -> Memos:
-    numbers = [checked.integer(one) for one in checked.array(fields.get("memos", [0] * len(Memos())), len(Memos()))]
+def _counts(value: object, length: int) -> list[int]:
+    """Decode an array of so many numbers that are not negative. Raises ValueError."""
+    numbers = [checked.integer(one) for one in checked.array(value, length)]
     checked.check_range(np.array(numbers), 0, checked.MOST_NS)
-    return Memos._make(numbers)
+    return numbers
 
 
 def _blockers(row: Sequence[object]) -> tuple[ThreadKey, tuple[Blocker, ...]]:

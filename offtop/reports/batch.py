@@ -41,7 +41,7 @@ from offtop.model.aggregate.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, thinned_words
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, inexact_words
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
 from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, gone_texts
@@ -655,7 +655,7 @@ def _head(tick: HistoryTick, idle_shown: bool) -> str:
     some = window.sampling
     sampled = f"SAMPLED {how_sampled(some, span_ns)}  " if some else ""
     sure = f"  {', '.join(how_sure(some, span_ns))}" if some else ""
-    fewer = "".join(f"  {word}" for word in thinned_words(cost, window.machine, cost.thinned.waits_ns, every))
+    fewer = "".join(f"  {word}" for word in inexact_words(cost, window.machine, cost.thinned.waits_ns, every))
     own = f"  cost {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     return (
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"

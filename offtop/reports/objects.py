@@ -173,6 +173,13 @@ class StackMemos(Struct, frozen=True, kw_only=True):
     """Of these: unwinding found another stack. It should be 0."""
 
 
+class KernelStackMemos(StackMemos, frozen=True, kw_only=True):
+    """How the kernel stacks of this tick's long waits were found. See docs/stacks.md."""
+
+    check_every: Count
+    """One in so many verified stacks was unwound all the same."""
+
+
 class Change(Struct, frozen=True, kw_only=True):
     """The same category, thread or site in the baseline, whatever its pid was, and how it differs."""
 
@@ -914,6 +921,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     cost: Cost
     detail: Detail
     stack_memos: StackMemos
+    kernel_stack_memos: KernelStackMemos | None
+    """null: each kernel stack was unwound."""
     categories: list[Category]
     """Only what matches the filter."""
     programs: list[Program]

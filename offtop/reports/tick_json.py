@@ -117,6 +117,7 @@ def tick_object(
         cost=_cost_object(window.cost),
         detail=_detail_object(window.cost.thinned, window.filters.min_ns),
         stack_memos=objects.StackMemos(**window.cost.memos._asdict()),
+        kernel_stack_memos=_kernel_memos_object(window.cost),
         categories=[
             objects.Category(
                 name=name,
@@ -262,6 +263,12 @@ def _cost_object(cost: Cost) -> objects.Cost:
         walk_ns=cost.scan_ns if cost.scan_ns >= 0 else None,
         walk_every=cost.scan_every,
     )
+
+
+def _kernel_memos_object(cost: Cost) -> objects.KernelStackMemos | None:
+    if not cost.kernel_check_every:
+        return None
+    return objects.KernelStackMemos(**cost.kernel_memos._asdict(), check_every=cost.kernel_check_every)
 
 
 def _detail_object(thinned: Thinned, min_ns: int) -> objects.Detail:

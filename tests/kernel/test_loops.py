@@ -64,7 +64,10 @@ def compiled(probe: str, way: str) -> Mapping[str, Code]:
     known = replace(features.detect(libbpf.KernelTypes()), may_goto=False)
     unwind = Unwind(way=way)
     waking = probe == "switch"
-    defines = {**_defines(probe, known, map_sizes.for_machine(), waking, in_hash=waking), **unwind.defines(known)}
+    defines = {
+        **_defines(probe, known, map_sizes.for_machine(), waking, in_hash=waking),
+        **unwind.defines(known, probe),
+    }
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * (not waking)
     bcc = compiler.import_bcc()
     module = bcc.BPF(

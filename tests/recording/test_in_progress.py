@@ -143,7 +143,8 @@ def test_last_part_of_an_entry_is_read_as_written() -> None:
         calls={202: "futex", (1 << 30) | 240: "futex_time64"},
     )
     thinned = Thinned(2, 16 * MS, 8, 900, 1_800 * MS, 5 * MS, True)
-    cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7, thinned=thinned, memos=Memos(4, 300, 3, 1))
+    cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7, thinned=thinned)
+    cost = cost._replace(memos=Memos(4, 300, 3, 1), kernel_memos=Memos(5, 600, 9, 2), kernel_check_every=64)
     entry = replace(entry, change=replace(entry.change, cost=cost))
     again = tick_rows.decode(tick_rows.encode(entry), whole=True)
     assert (again.lives, again.calls, again.change.cost) == (entry.lives, entry.calls, cost)

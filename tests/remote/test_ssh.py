@@ -117,6 +117,7 @@ GIVEN = {
     "unwind_bytes": ("--unwind-bytes", "32K", "--unwind-bytes=32768"),
     "cpu_budget": ("--cpu-budget", "2.5", "--cpu-budget=2.5"),
     "exact_stacks": ("--exact-stacks", "", "--exact-stacks"),
+    "verify_kernel_stacks": ("--verify-kernel-stacks", "", "--verify-kernel-stacks"),
     "mode": ("--mode", "chain", "--mode=chain"),
     "depth": ("--depth", "6", "--depth=6"),
     "trigger": ("--trigger", "lock.max > 500ms", "--trigger=lock.max > 500ms"),

@@ -12,7 +12,7 @@ REWRITTEN: dict[str, dict[str, str]] = json.loads((_RECORDINGS / "rewritten-text
 """Path of a text → the text of the first JSON → the text of today. A rewritten text is added here, and nothing else."""
 FIRST = "66ef04d637e49a93064fbb21b9ba46bc89c3078bc3b34ac0de1bbc8cb9bccdcb"
 """SHA-256 of the first demo's ticks as offtop first printed them, each as JSON with sorted keys on a line."""
-ADDED = {"probe", "notices", "detail", "programs", "suspects", "standing", "stack_memos"}
+ADDED = {"probe", "notices", "detail", "programs", "suspects", "standing", "stack_memos", "kernel_stack_memos"}
 """Keys of a tick that came later."""
 ADDED_BELOW = {"standing", "standing_ns", "estimated_ns"}
 """Keys of what a tick holds that came later."""

@@ -93,7 +93,7 @@ SPACE = struct.Struct("=I")
 MEMO_WORDS, GENERATIONS = 80, 256
 MEMO = struct.Struct(f"=6Q10I{MEMO_WORDS}H{MEMO_WORDS}Q")
 MEMO_SETTINGS = struct.Struct("=QII")
-MEMO_COUNTS = struct.Struct("=4Q")
+MEMO_COUNTS = struct.Struct("=5Q")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
@@ -151,12 +151,17 @@ UNWIND_SIZES = {
     "rule_generations": (4, 4),
 }
 """Key and value bytes of the maps that exist only if user stacks are unwound by rules."""
+KERNEL_MEMO_SIZES = {
+    "kernel_memo_settings": (4, MEMO_SETTINGS.size),
+    "kernel_memo_counts": (4, MEMO_COUNTS.size),
+}
+"""Key and value bytes of the maps that exist only if kernel stacks are verified."""
 
 PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls", "memo_counts")
+PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls", "memo_counts", "kernel_memo_counts")
 
 
 class ThreadRecord(NamedTuple):

@@ -39,10 +39,12 @@ _MOST_DESCRIPTORS = 64
 _CLOSERS = 64
 """How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
+CHECK_EVERY = 64
+"""One in so many verified stacks is unwound as well."""
 
 
 class Unwind(NamedTuple):
-    """How user stacks are unwound."""
+    """How user stacks are unwound, and whether kernel stacks are verified."""
 
     way: str = "auto"
     """`auto`: by .eh_frame, otherwise by frame pointers and by words that look like return addresses;
@@ -51,8 +53,10 @@ class Unwind(NamedTuple):
     """How much of a stack to copy if the BPF programs do not have the rules to unwind it yet."""
     cpu_pct: float = 5.0
     """Share of one CPU that offtop may use in all; unwinding in user space gets what everything else leaves of it."""
-    check_every: int = 64
+    check_every: int = CHECK_EVERY
     """One in so many user stacks that BPF has verified is unwound as well (memo.c); 0: each stack is unwound."""
+    kernel_check_every: int = 0
+    """The same for kernel stacks (kernelmemo.c)."""
 
     def uses_rules(self, features: Features) -> bool:
         """Whether the BPF programs unwind by rules: this is requested, and possible.
@@ -66,8 +70,19 @@ class Unwind(NamedTuple):
     def wants_rules(self) -> bool:
         return self.way in ("auto", "dwarf")
 
-    def defines(self, features: Features) -> dict[str, int]:
+    def verifies_kernel_stacks(self, features: Features, probe: str) -> bool:
+        """Whether the BPF programs verify kernel stacks: this is requested, and possible.
+
+        The switch-in probe must run in the thread that has waited; and without may_goto, the verifier would take too
+        long.
+        """
+        can = features.may_goto and features.stack_pointer is not None and probe != "switch"
+        return bool(self.kernel_check_every) and can
+
+    def defines(self, features: Features, probe: str) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
+        if self.verifies_kernel_stacks(features, probe):
+            found["KERNEL_MEMOS"] = map_sizes.MEMOS
         if self.uses_rules(features):
             found |= {
                 "UNWIND_KB": self.stack_kb,
@@ -139,6 +154,7 @@ class Program:
             **layout.UNWIND_SIZES,
             **layout.PYTHON_SIZES,
             **layout.WITHIN_SIZES,
+            **layout.KERNEL_MEMO_SIZES,
         }
         self.maps = {
             name: Map(fds[f"map {name}"], cpus if name in layout.PER_CPU else 1)
@@ -321,6 +337,8 @@ def attach(
                     "User stacks follow frame pointers only, because the program that unwinds by .eh_frame could not "
                     f"be loaded ({_cause(failures[-1])}). Please report it, with the output of: offtop doctor."
                 )
+            if unwind.kernel_check_every and "kernel_memo_settings" not in program.maps:
+                notices.append(_KERNEL_STACKS_UNWOUND)
             if program.probe == "switch" and probe == "auto":
                 notices.append(_BY_SWITCH)
             program.notices = tuple(notices)
@@ -335,6 +353,10 @@ _WITHOUT_RING_BUFFER = (
 _WITHOUT_REGISTERS = (
     "User stacks follow frame pointers only, because BPF programs cannot read a thread's registers here. Use Linux "
     "5.15 or newer, on x86-64 or arm64."
+)
+_KERNEL_STACKS_UNWOUND = (
+    "Each kernel stack is unwound, none is verified (--verify-kernel-stacks): that needs Linux 6.9 or newer, and the "
+    "switch-in probe exit or kprobe."
 )
 _BY_SWITCH = (
     "Stacks are unwound at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
@@ -406,7 +428,7 @@ def _attach_with_probe(
     uses_rules = unwind.uses_rules(features)
     if uses_rules:
         raw["on_fork"] = "sched_process_fork"
-    macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features), **defines}
+    macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features, probe), **defines}
     kprobes = {"on_finish": features.kprobe_symbol} if probe == "kprobe" else {}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
@@ -425,6 +447,7 @@ def _attach_with_probe(
         "maps": [
             *("record", *layout.SIZES),
             *(("memos",) if uses_rules else ()),
+            *(("kernel_memos", "kernel_unwinds", *layout.KERNEL_MEMO_SIZES) if "KERNEL_MEMOS" in macros else ()),
             *(layout.OUTLIER_SIZES if features.ring_buffer else ()),
             *(layout.UNWIND_SIZES if uses_rules else ()),
             *(layout.PYTHON_SIZES if features.can_find_python_threads else ()),

@@ -97,8 +97,8 @@ class Stacks:
         user_frames: UserFrames,
         note_emptying: Callable[[], None] = lambda: None,
     ) -> None:
-        """`note_emptying` is called before and after user stacks are removed from BPF."""
-        self._kernel = IdTable(maps["kernel_stacks"], _stack_of)
+        """`note_emptying` is called before and after stacks are removed from BPF."""
+        self._kernel = IdTable(maps["kernel_stacks"], _stack_of, note_emptying)
         self._user = IdTable(maps["user_stacks"], _stack_of, note_emptying)
         self._catalog, self._categories = catalog, categories
         self._kernel_frame, self._user_frames = symbols.lookup, user_frames

@@ -74,8 +74,10 @@ class Parts:
         self.processes = Processes(files, self.procfs)
         rules = RuleMaps.of(maps) if "rules" in maps else None
         cpython_frames = CPythonFrames(maps.get("python_processes"), rules and rules.generations)
-        self.memos = StackMemos(maps, unwind.check_every) if rules else None
+        self.memos = StackMemos(maps["memo_settings"], maps["memo_counts"], unwind.check_every) if rules else None
         """None if BPF does not unwind by rules."""
+        self.kernel_memos = _kernel_memos(loaded)
+        """None if BPF does not verify kernel stacks."""
         self.user_stacks = _user_stacks(files, loaded, cpython_frames, rules)
         opened.callback(self.user_stacks.close)
         self.debug_files = DebugFiles(debuginfod) if debuginfod else None
@@ -90,8 +92,7 @@ class Parts:
         self.details = DetailsWorker(self.catalog, reads)
         opened.callback(self.details.close)
         self.user_frames = UserFrames(self.processes, self.user_stacks, cpython_frames, maps["execs"])
-        emptying = (self.memos.forget_stacks,) if self.memos else ()
-        self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames, *emptying)
+        self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames, self._forget_stacks)
         raw = maps["wakers"], maps["wakes"], maps["objects"]
         self.wakes = Wakes(*raw, self.catalog, self.stacks.ids, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
@@ -129,6 +130,11 @@ class Parts:
         """PIDs of offtop's child processes; 0 for one that is not running."""
         return self.names.reader_pid, self.user_stacks.reader_pid, self.reads.pid
 
+    def _forget_stacks(self) -> None:
+        """Have all stacks unwound anew."""
+        for memos in filter(None, (self.memos, self.kernel_memos)):
+            memos.forget_stacks()
+
     def _read_symbols(self) -> KernelSymbols | HiddenSymbols:
         try:
             return KernelSymbols.read()
@@ -145,6 +151,13 @@ def _user_stacks(files: Files, loaded: Loaded, cpython_frames: CPythonFrames, ru
     return UserStacks(
         Unwinder(files, unwind.way, rules, cpython_frames), allowance, Copies(maps["copies"], maps["copies_left"])
     )
+
+
+def _kernel_memos(loaded: Loaded) -> StackMemos | None:
+    maps = loaded.program.maps
+    if "kernel_memo_settings" not in maps:
+        return None
+    return StackMemos(maps["kernel_memo_settings"], maps["kernel_memo_counts"], loaded.unwind.kernel_check_every)
 
 
 def _is_alive(key: ThreadKey) -> bool:

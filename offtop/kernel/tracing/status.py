@@ -41,6 +41,7 @@ def about(
         *([("not read", hung)] if hung else []),
         ("user stacks", _user_stacks(parts)),
         *([("user stacks verified", _memos(parts.memos))] if parts.memos else []),
+        *([("kernel stacks verified", _memos(parts.kernel_memos))] if parts.kernel_memos else []),
         *parts.user_stacks.about(),
         *([("debug files", parts.debug_files.summary)] if parts.debug_files else []),
         *([("process ids", pid_namespace.describe_ids(defines))] if defines else []),

@@ -1,10 +1,10 @@
-"""What user space tells bpf/memo.c, which compares a user stack with the thread's last one instead of unwinding it.
+"""What user space tells bpf/memo.c and bpf/kernelmemo.c, which compare a stack with the thread's last one.
 
-A memo is valid as long as the unwind rules of its address space are the same, and the stack is in the table of user
-stacks. Each has a generation, which changes here.
+A memo is valid as long as the stack is in the table of user stacks, or of kernel stacks; and that of a user stack as
+long as the unwind rules of its address space are the same. Each of these has a generation, which changes here.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import count
 
@@ -46,27 +46,29 @@ class RuleGenerations:
 
 
 class StackMemos:
-    """Settings and counters of the memos."""
+    """Settings and counters of the memos of user stacks, or of kernel stacks."""
 
-    def __init__(self, maps: Mapping[str, Map], check_every: int) -> None:
-        """`check_every`: one in so many verified stacks is unwound all the same; 0: each stack is unwound."""
-        self._settings, self._counts = maps["memo_settings"], maps["memo_counts"]
+    def __init__(self, settings: Map, counts: Map, check_every: int) -> None:
+        """`settings` and `counts`: these BPF maps.
+
+        `check_every`: one in so many verified stacks is unwound all the same; 0: each stack is unwound.
+        """
+        self._settings, self._counts = settings, counts
         self.check_every = check_every
         self.total = Memos()
         """Numbers since the start."""
         self.forget_stacks()
 
     def forget_stacks(self) -> None:
-        """Have all stacks unwound anew. Call it before and after stacks are removed from the table of user stacks.
+        """Have all stacks unwound anew. Call it before and after stacks are removed from their table.
 
         Before, so that none of those is found by a memo any more; and after, so that none that was found meanwhile is.
         """
         self._settings.update(_ZERO, layout.MEMO_SETTINGS.pack(self.check_every, _new_generation(), 0))
 
-    def read(self, disagreements: int) -> Memos:
-        """Return the numbers since the last call. `disagreements`: how many there have been since the start."""
-        walked = verified = checked = 0
-        for of_cpu in layout.MEMO_COUNTS.iter_unpack(self._counts.lookup(_ZERO) or b""):
-            walked, verified, checked = walked + of_cpu[0], verified + of_cpu[1], checked + of_cpu[2]
-        before, self.total = self.total, Memos(walked, verified, checked, disagreements)
+    def read(self) -> Memos:
+        """Return the numbers since the last call."""
+        of_cpus = layout.MEMO_COUNTS.iter_unpack(self._counts.lookup(_ZERO) or b"")
+        *sums, _unchecked = map(sum, zip(*of_cpus, strict=True))
+        before, self.total = self.total, Memos(*sums)
         return self.total.since(before)

@@ -62,8 +62,8 @@ def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
     return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
 
 
-def thinned_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) -> list[str]:
-    """Return what offtop leaves out to keep to its CPU budget; empty if it leaves out nothing.
+def inexact_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) -> list[str]:
+    """Return what offtop leaves out to keep to its CPU budget, and whether it verifies kernel stacks.
 
     `thinned_ns`: part of `total_ns` that has no stack for that reason.
     """
@@ -78,6 +78,8 @@ def thinned_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) 
         words.append(f"waits scanned every {cost.scan_every} ticks")
     if thinned.is_over:
         words.append("over budget: -p watches less")
+    if cost.kernel_check_every:
+        words.append(f"kernel stacks verified 1 in {cost.kernel_check_every}")
     return words
 
 

@@ -224,7 +224,7 @@ class Thinned(NamedTuple):
 
 
 class Memos(NamedTuple):
-    """How BPF found the user stacks of long waits, since the last snapshot (bpf/memo.c)."""
+    """How BPF found the stacks of long waits, since the last snapshot (bpf/memo.c, bpf/kernelmemo.c)."""
 
     walked: int = 0
     """Unwound frame by frame, including those that were checked."""
@@ -262,6 +262,10 @@ class Cost(NamedTuple):
     """A task scan runs every so many ticks, if it would cost too much otherwise."""
     thinned: Thinned = Thinned()
     memos: Memos = Memos()
+    """Of user stacks."""
+    kernel_memos: Memos = Memos()
+    kernel_check_every: int = 0
+    """One in so many kernel stacks that were verified is unwound as well; 0: none are verified."""
 
 
 class Sampling(NamedTuple):

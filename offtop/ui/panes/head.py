@@ -8,7 +8,7 @@ from operator import itemgetter
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, inexact_words, rate, visible_processes
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import view as views
@@ -267,13 +267,13 @@ def _cost(shown: HeadPicture, common: Common, layout: Layout) -> Line:
 
 
 def _wrong(shown: HeadPicture, common: Common) -> list[str]:
-    """Return what else is not exact: CPU time that is unexplained, and what was left out for the CPU budget."""
+    """Return what else is not exact: CPU time that is unexplained, and what the BPF programs leave out or verify."""
     wrong: list[str] = []
     if shown.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
         wrong.append(f"{shown.unexplained_pct:.0f}% of cpu time unexplained")
     header, totals = common.newest.header, common.totals
     all_ns = totals.shown.total_ns + totals.hidden_ns + totals.filtered_ns
-    return [*wrong, *thinned_words(header.cost, header.machine, shown.thinned_ns, all_ns)]
+    return [*wrong, *inexact_words(header.cost, header.machine, shown.thinned_ns, all_ns)]
 
 
 def _costs(shown: HeadPicture, common: Common) -> list[Spans]:

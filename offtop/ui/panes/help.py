@@ -63,7 +63,8 @@ exact        in the header: nothing was lost or left out. Otherwise it says what
 lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact. seconds: how long there \
 was no connection to the host; no average includes that time.
 verified     a user stack that is the thread's last one, because all that unwinding would read is the same. One in 64 \
-is unwound as well: if that finds another stack, `lost` counts it as `memos`. About this session has the numbers.
+is unwound as well: if that finds another stack, `lost` counts it as `memos`. About this session has the numbers. \
+Kernel stacks are verified only with --verify-kernel-stacks: the header says so then, instead of `exact`.
 DISCONNECTED  in the header, with --host: nothing arrives. The picture stays, and offtop connects again.
 stacks from 4ms up  there are so many waits that stacks would cost more than --cpu-budget allows: shorter waits count \
 as short. Sums stay exact, and waits of 64ms always have stacks. --exact-stacks takes all.

@@ -53,6 +53,17 @@ async def test_what_is_left_out_is_said_before_the_cost(thinned: Thinned, line: 
         assert cost_line(app).split("  Cost")[0] == line
 
 
+@asynchronous
+async def test_kernel_stacks_that_are_verified_are_not_called_exact() -> None:
+    class Verifying(ScriptedSource):
+        def after(self, seconds: int) -> Snapshot:
+            earlier = super().after(seconds)
+            return replace(earlier, cost=earlier.cost._replace(kernel_check_every=64))
+
+    async with shown(Verifying(ticks=12), (160, 24)) as (app, _):
+        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified 1 in 64"
+
+
 @pytest.mark.parametrize("width", [40, 80, 160])
 @asynchronous
 async def test_exact_numbers_need_no_line_of_their_own(width: int) -> None:
