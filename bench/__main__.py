@@ -57,6 +57,7 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "stacks": gdb.ask,
     "merges": merges.ask,
     "memos": memos.ask,
+    "kernel-memos": memos.ask_kernel,
 }
 """Benchmarks by name. Each is called with the path of the compiled bench/waits.c."""
 _QUIET_SECONDS = 60.0
