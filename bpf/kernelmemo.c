@@ -12,24 +12,26 @@
  *                          by the address of the task
  *   kernel_memo_settings   how many verified stacks are unwound all the same; written by user space
  *   kernel_memo_counts     per CPU: how many stacks were unwound, verified and checked
- *   kernel_unwinds         per CPU: the unwind in progress
+ *   kernel_unwinds         per CPU: what is compared, and what is kept
  *
  * units: addresses; words of 8 bytes
  *
- * cost: see bpf/README.md
+ * cost: see docs/stacks.md
  *
- * The frames of a thread that waits are on its stack from its saved stack pointer on. The kernel's unwinder does not say
- * where it has found a return address. So all words that equal any of the return addresses are kept with their places:
- * those that the unwinder has read are among them. If all of these words are the same at the next wait, so is the stack.
- * Others are left over from earlier calls: if a word differs at a later wait although the stack is the same, it is one
- * of these, and is dropped. The outermost return address is compared by its distance from the user registers instead:
- * there is a gap of random size below it (CONFIG_RANDOMIZE_KSTACK_OFFSET).
+ * The frames of a thread that waits are on its stack from its saved stack pointer on, beginning with __schedule()'s. The
+ * kernel's unwinder does not say where it has found a return address. So all words that equal any of the return addresses
+ * are kept with their places: those that the unwinder has read are among them. If all of these words are the same at the
+ * next wait, so is the stack. Others are left over from earlier calls: if a word differs at a later wait although the
+ * stack is the same, it is one of these, and is dropped. The outermost return address is compared by its distance from
+ * the user registers instead: x86-64 leaves a gap of random size below it (CONFIG_RANDOMIZE_KSTACK_OFFSET).
  *
- * This is not proved for functions whose frame is found by the frame pointer, because saved frame pointers are not
- * compared. Hence it is off by default, and one in so many verified stacks is unwound all the same. If the result
- * differs, that is counted (LOST_MEMOS).
+ * Frames that are found by saved registers are not proved to be the same, because only return addresses are compared:
+ * that is so after a page fault in the kernel, in functions with a variable frame, and everywhere with
+ * CONFIG_UNWINDER_FRAME_POINTER. Nor is the caller of a function whose return is traced (kretprobe, fgraph), because its
+ * return address is not on the stack. So this is off by default, and one in so many verified stacks is unwound all the
+ * same. If the result differs, that is counted (LOST_MEMOS).
  *
- * Preempted threads have no memo, because their stack depends on the interrupted registers as well.
+ * Preempted threads have no memo, because their stack begins with the registers that the interrupt has saved.
  *
  * -D:
  *   KERNEL_MEMOS      verify kernel stacks; map size, if RECORDS_IN_HASH
@@ -47,8 +49,6 @@ BPF_PERCPU_ARRAY(kernel_memo_counts, struct memo_counts, 1);
 
 #define STACK_WORDS 512  /* deeper stacks have no memo */
 #define FILTER_WORDS 128
-#define CALLING_FRAMES 4 /* at most so many frames belong to the call of this program; those below the saved stack pointer
-			  * are not compared. One differs while bpf_stats are on */
 
 struct kernel_unwind {
 	u64 words[STACK_WORDS];   /* of the thread's kernel stack, from `sp` on */
@@ -57,10 +57,13 @@ struct kernel_unwind {
 	u64 sp;                   /* saved stack pointer */
 	u64 top;                  /* end of the stack: the user registers */
 	u64 count;                /* entries of `words` */
-	u64 last;                 /* the word that is compared with memo->last */
+	u64 outermost;            /* the word that is compared with memo->outermost */
 	u64 differs;              /* a word differs from the memo's */
 	u64 round;                /* ROUNDS */
+	u64 first;                /* index of the frame in __schedule(); FRAMES: there is none. Those before it are of the
+				   * call of this program, and depend on who else is attached, and on bpf_stats */
 	u64 next;                 /* the first frame that has not been found in `words` yet */
+	u64 generation;           /* settings->stack_generation, before the unwind */
 	u64 misses;               /* waits of this thread since its memo was last of use */
 	u64 verified_id;          /* id of the stack that the memo has; 0: another one, or unknown */
 	u64 id;                   /* id of this stack */
@@ -73,8 +76,8 @@ static inline __attribute__((always_inline)) u64 filter_bit(u64 address)
 	return address * 0x9e3779b97f4a7c15ULL >> 51;
 }
 
-/* Find the thread's stack. */
-static inline __attribute__((always_inline)) void find_kernel_stack(struct kernel_unwind *k, struct task_struct *task)
+/* Set `sp` and `top`. */
+static inline __attribute__((always_inline)) void find_stack_bounds(struct kernel_unwind *k, struct task_struct *task)
 {
 	k->sp = MEMBER(u64, task, TASK_SP);
 	k->top = (u64)bpf_task_pt_regs(task);
@@ -86,10 +89,11 @@ static inline __attribute__((always_inline)) bool read_kernel_stack(struct kerne
 {
 	u64 bytes = memo->span;
 
-	find_kernel_stack(k, task);
+	find_stack_bounds(k, task);
 	asm volatile("" : "+r"(bytes));
 	return bytes && bytes <= sizeof(k->words) && !bpf_probe_read_kernel(k->words, bytes, (void *)k->sp) &&
-	       !bpf_probe_read_kernel(&k->last, sizeof(k->last), (void *)(k->top - memo->last_below)) && k->last == memo->last;
+	       !bpf_probe_read_kernel(&k->outermost, sizeof(k->outermost), (void *)(k->top - memo->outermost_below)) &&
+	       k->outermost == memo->outermost;
 }
 
 /* Compare the words of the stack with those of its memo. */
@@ -108,7 +112,7 @@ static inline __attribute__((always_inline)) bool has_memo_words(struct kernel_u
 }
 
 /* Set k->verified_id to the id of the thread's kernel stack if it is still the one of its memo, else to 0. */
-static inline __attribute__((always_inline)) void verify_kernel_stack(struct kernel_unwind *k, void *task, struct memo_settings *settings)
+static inline __attribute__((always_inline)) void verify_kernel_stack(struct kernel_unwind *k, void *task)
 {
 #ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
@@ -122,7 +126,7 @@ static inline __attribute__((always_inline)) void verify_kernel_stack(struct ker
 	k->misses = misses + 1;
 	if (misses > MISSES && misses % MISSES > 1)
 		return;
-	if (memo->stack_generation != settings->stack_generation)
+	if (memo->stack_generation != k->generation)
 		return;
 	if (!read_kernel_stack(k, task, memo) || !has_memo_words(k, memo))
 		return;
@@ -130,18 +134,32 @@ static inline __attribute__((always_inline)) void verify_kernel_stack(struct ker
 	k->verified_id = memo->id;
 }
 
-/*
- * Compare the frames that were unwound with those of the stack in the memo. Its id may be another one all the same
- * (CALLING_FRAMES).
- */
-static inline __attribute__((always_inline)) bool has_same_frames(struct kernel_unwind *k, struct stack *stack, struct stack *known)
+/* Set k->first for a stack that was unwound. */
+static inline __attribute__((always_inline)) void find_schedule(struct kernel_unwind *k, struct stack *stack, struct config *c)
 {
-	k->differs = stack->depth ^ known->depth;
+	k->first = FRAMES;
 	ROUNDS(i, k->round, FRAMES) {
 		READ_AGAIN;
-		if (k->differs || i >= stack->depth)
+		if (i >= stack->depth || k->first < FRAMES)
 			DONE();
-		k->differs = i >= CALLING_FRAMES ? stack->frames[i] ^ known->frames[i] : 0;
+		k->first = stack->frames[i] - c->sched_text.start < c->sched_text.bytes ? i : FRAMES;
+	}
+}
+
+/* Compare the frames that were unwound, from `first` on, with those of the stack in the memo. */
+static inline __attribute__((always_inline)) bool has_same_frames(struct kernel_unwind *k, struct stack *stack, struct stack *known)
+{
+	u64 shift = known->depth - stack->depth;
+
+	k->differs = k->first == FRAMES;
+	k->next = k->first;
+	ROUNDS(i, k->round, FRAMES) {
+		READ_AGAIN;
+		u64 at = k->next, of_known = at + shift;
+		if (k->differs || at >= stack->depth)
+			DONE();
+		k->differs = stack->frames[at & FRAMES] ^ known->frames[of_known & FRAMES];
+		k->next = at + 1;
 	}
 	return !k->differs;
 }
@@ -155,12 +173,12 @@ static inline __attribute__((always_inline)) void find_return_addresses(struct k
 	struct kernel_memo *memo = &k->memo;
 	u64 outermost = stack->depth - 1, bytes = k->top - k->sp;
 
-	memo->count = memo->span = k->next = k->count = 0;
+	memo->count = memo->span = k->count = 0;
 	asm volatile("" : "+r"(outermost), "+r"(bytes));
-	if (outermost < CALLING_FRAMES || outermost >= FRAMES - 1 || bytes > sizeof(k->words) || !bytes ||
+	if (k->first >= outermost || outermost >= FRAMES - 1 || bytes > sizeof(k->words) || !bytes ||
 	    bpf_probe_read_kernel(k->words, bytes, (void *)k->sp))
 		return;
-	memo->last = stack->frames[outermost];
+	memo->outermost = stack->frames[outermost];
 	k->count = bytes / 8;
 	__builtin_memset(k->filter, 0, sizeof(k->filter));
 	ROUNDS(i, k->round, FRAMES) {
@@ -168,9 +186,10 @@ static inline __attribute__((always_inline)) void find_return_addresses(struct k
 		if (i >= stack->depth)
 			DONE();
 		u64 bit = filter_bit(stack->frames[i]);
-		k->filter[bit >> 6] |= 1ULL << (bit & 63);
+		if (i >= k->first)
+			k->filter[bit >> 6] |= 1ULL << (bit & 63);
 	}
-	k->next = CALLING_FRAMES;
+	k->next = k->first;
 	ROUNDS(i, k->round, STACK_WORDS) {
 		READ_AGAIN;
 		if (i >= k->count)
@@ -179,8 +198,8 @@ static inline __attribute__((always_inline)) void find_return_addresses(struct k
 		if (!(k->filter[bit >> 6] >> (bit & 63) & 1))
 			continue;
 		k->next = next + (word == stack->frames[next]);
-		if (word == memo->last) {
-			memo->last_below = bytes - 8 * i;
+		if (word == memo->outermost) {
+			memo->outermost_below = bytes - 8 * i;
 			continue;
 		}
 		asm volatile("" : "+r"(count));
@@ -194,14 +213,17 @@ static inline __attribute__((always_inline)) void find_return_addresses(struct k
 		memo->count = count + 1;
 	}
 	if (k->next != stack->depth)
-		memo->count = 0;
+		memo->count = memo->span = 0;
 }
 
-/* Drop the words of a memo that differ although the stack is the same. Return false if others are needed then. */
+/*
+ * Drop the words of a memo that differ although the stack is the same. Return false if the others do not include every
+ * return address.
+ */
 static inline __attribute__((always_inline)) bool keep_same_words(struct kernel_unwind *k, struct kernel_memo *memo, struct stack *stack)
 {
 	k->count = 0;
-	k->next = CALLING_FRAMES;
+	k->next = k->first;
 	ROUNDS(i, k->round, KERNEL_MEMO_WORDS) {
 		READ_AGAIN;
 		if (i >= memo->count)
@@ -221,8 +243,10 @@ static inline __attribute__((always_inline)) bool keep_same_words(struct kernel_
 }
 
 /* Keep the stack that was unwound, and compare it with the one that was verified. */
-static inline __attribute__((always_inline)) void learn_kernel_stack(struct kernel_unwind *k, struct stack *stack, void *task, struct memo_settings *settings, struct memo_counts *counts)
+static inline __attribute__((always_inline)) void learn_kernel_stack(struct kernel_unwind *k, struct stack *stack, void *task, struct config *c, struct memo_counts *counts)
 {
+	if (k->misses > MISSES && k->misses % MISSES != 1)
+		return;
 #ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
 	struct kernel_memo *memo = kernel_memos.lookup(&key);
@@ -230,26 +254,26 @@ static inline __attribute__((always_inline)) void learn_kernel_stack(struct kern
 	struct kernel_memo *memo = kernel_memos.task_storage_get(task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 #endif
 	struct stack *known = memo ? kernel_stacks.lookup(&memo->id) : 0;
+	find_schedule(k, stack, c);
 	bool is_same = known && has_same_frames(k, stack, known);
 
 	if (k->verified_id && known) { /* otherwise user space has just removed it */
+		counts->verified += 1;
 		counts->checked += 1;
 		if (!is_same) {
 			counts->disagreements += 1;
 			count_lost(LOST_MEMOS);
 		}
 	}
-	if (k->misses > MISSES && k->misses % MISSES != 1)
-		return;
 	k->memo.misses = k->misses;
 	k->memo.id = k->id;
-	k->memo.stack_generation = settings->stack_generation;
+	k->memo.stack_generation = k->generation;
 	if (memo && is_same && read_kernel_stack(k, task, memo) && keep_same_words(k, memo, stack)) {
 		memo->id = k->id;
-		memo->stack_generation = k->memo.stack_generation;
+		memo->stack_generation = k->generation;
 		return;
 	}
-	find_kernel_stack(k, task);
+	find_stack_bounds(k, task);
 	find_return_addresses(k, stack);
 #ifdef RECORDS_IN_HASH
 	kernel_memos.update(&key, &k->memo);
@@ -260,7 +284,7 @@ static inline __attribute__((always_inline)) void learn_kernel_stack(struct kern
 }
 
 /* Return the id of the kernel stack of the current thread, whose wait began in `state`. */
-static inline __attribute__((always_inline)) u64 kernel_stack_of_wait(void *ctx, void *task, u32 state)
+static inline __attribute__((always_inline)) u64 kernel_stack_of_wait(void *ctx, struct config *c, void *task, u32 state)
 {
 	u32 zero = 0, slot = AT_SWITCH;
 	struct kernel_unwind *k = kernel_unwinds.lookup(&zero);
@@ -271,16 +295,17 @@ static inline __attribute__((always_inline)) u64 kernel_stack_of_wait(void *ctx,
 	if (!k || !stack || !settings || !counts)
 		return STACK_LOST;
 	k->verified_id = k->misses = 0;
+	k->generation = settings->stack_generation;
 	bool is_blocked = !(state & RUNNING) && settings->check_every;
 	if (is_blocked)
-		verify_kernel_stack(k, task, settings);
+		verify_kernel_stack(k, task);
 	READ_AGAIN;
-	k->id = k->verified_id;
-	if (k->id) {
-		counts->verified += 1;
+	if (k->verified_id) {
 		counts->unchecked += 1;
-		if (counts->unchecked < settings->check_every)
-			return k->id;
+		if (counts->unchecked < settings->check_every) {
+			counts->verified += 1;
+			return k->verified_id;
+		}
 		counts->unchecked = 0;
 	}
 	u32 depth = unwind_kernel(ctx, stack);
@@ -290,9 +315,9 @@ static inline __attribute__((always_inline)) u64 kernel_stack_of_wait(void *ctx,
 		return STACK_LOST;
 	counts->walked += 1;
 	if (is_blocked)
-		learn_kernel_stack(k, stack, task, settings, counts);
+		learn_kernel_stack(k, stack, task, c, counts);
 	return k->id;
 }
 #else
-#define kernel_stack_of_wait(ctx, task, state) kernel_stack(ctx)
+#define kernel_stack_of_wait(ctx, c, task, state) kernel_stack(ctx)
 #endif

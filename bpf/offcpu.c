@@ -336,7 +336,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 #else
 		if (slept_mask && !c->wakes)
 			e->key.wake = object_id_of_wait(which, thread, task);
-		e->key.kernel = kernel_stack_of_wait(ctx, task, r->state);
+		e->key.kernel = kernel_stack_of_wait(ctx, c, task, r->state);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 		if (t)
 			charge_stacks(c, t, now_ns);

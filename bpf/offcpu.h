@@ -455,8 +455,8 @@ struct memo {
 /* The last kernel stack of a thread, and where its return addresses are (kernelmemo.c). */
 struct kernel_memo {
 	u64 id;            /* of the stack */
-	u64 last;          /* the outermost return address */
-	u32 last_below;    /* bytes from there to the user registers */
+	u64 outermost;     /* the outermost return address */
+	u32 outermost_below; /* bytes from there to the user registers */
 	u32 count;         /* entries of `words`; 0: no memo can be made of this stack */
 	u32 span;          /* bytes from the saved stack pointer to the end of the last of them */
 	u32 misses;        /* waits since the last one that had this stack */

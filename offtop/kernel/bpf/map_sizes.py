@@ -15,7 +15,7 @@ RULES, SPACES = 65_536, 16_384
 """Addresses whose unwind rules are loaded into BPF, and processes for which they are. The least recently used ones are
 evicted."""
 MEMOS = 8192
-"""Threads whose last user stack is kept, where that is not in task storage."""
+"""Threads whose last user stack, or kernel stack, is kept, where that is not in task storage."""
 PYTHON_PROCESSES, PYTHON_THREADS = 4096, 16_384
 THRESHOLDS = 16_384
 EXECS = 8192

@@ -74,10 +74,10 @@ class Unwind(NamedTuple):
         """Whether the BPF programs verify kernel stacks: this is requested, and possible.
 
         The switch-in probe must run in the thread that has waited; and without may_goto, the verifier would take too
-        long.
+        long. arm64 may sign return addresses, and leaves its gap of random size in the middle of the stack.
         """
-        can = features.may_goto and features.stack_pointer is not None and probe != "switch"
-        return bool(self.kernel_check_every) and can
+        can = features.may_goto and features.stack_pointer is not None and platform.machine() == "x86_64"
+        return bool(self.kernel_check_every) and can and probe != "switch"
 
     def defines(self, features: Features, probe: str) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
@@ -355,8 +355,8 @@ _WITHOUT_REGISTERS = (
     "5.15 or newer, on x86-64 or arm64."
 )
 _KERNEL_STACKS_UNWOUND = (
-    "Each kernel stack is unwound, none is verified (--verify-kernel-stacks): that needs Linux 6.9 or newer, and the "
-    "switch-in probe exit or kprobe."
+    "Each kernel stack is unwound, none is verified (--verify-kernel-stacks): that needs Linux 6.9 or newer on x86-64, "
+    "and the switch-in probe exit or kprobe."
 )
 _BY_SWITCH = (
     "Stacks are unwound at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
@@ -398,7 +398,10 @@ def _cause(error: KernelError) -> str:
 
 
 def _attach_with_any_loops(probe: str, features: Features, *rest: Any) -> Program:
-    """Attach as `_attach_with_probe` does, but without may_goto if the verifier refuses the programs with it."""
+    """Attach as `_attach_with_probe` does, but without may_goto if the verifier refuses the programs with it.
+
+    Kernel stacks are not verified then, either.
+    """
     try:
         return _attach_with_probe(probe, features, *rest)
     except _LoadError:

@@ -69,6 +69,6 @@ class StackMemos:
     def read(self) -> Memos:
         """Return the numbers since the last call."""
         of_cpus = layout.MEMO_COUNTS.iter_unpack(self._counts.lookup(_ZERO) or b"")
-        *sums, _unchecked = map(sum, zip(*of_cpus, strict=True))
-        before, self.total = self.total, Memos(*sums)
+        sums = [sum(column) for column in zip(*of_cpus, strict=True)]
+        before, self.total = self.total, Memos(*sums[: len(Memos._fields)])
         return self.total.since(before)

@@ -61,7 +61,7 @@ async def test_kernel_stacks_that_are_verified_are_not_called_exact() -> None:
             return replace(earlier, cost=earlier.cost._replace(kernel_check_every=64))
 
     async with shown(Verifying(ticks=12), (160, 24)) as (app, _):
-        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified 1 in 64"
+        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified (1 in 64 unwound)"
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
