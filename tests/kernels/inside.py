@@ -141,6 +141,20 @@ def check_sums(found: Findings, ticks: Sequence[Tick], best: str) -> None:
         found.check(not off, f"tick {number}: {len(off)} threads whose parts differ from the whole, as", off[:1])
 
 
+def check_kernel_stacks(found: Findings, known: Features) -> None:
+    """Check that kernel stacks are verified if that is asked for, and that every wait is still at its place."""
+    with contextlib.ExitStack() as stack:
+        first, load = (Load(stack, name, program.DEFAULT_UNWIND.uses_rules(known)) for name in ("first", "second"))
+        ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--verify-kernel-stacks", *OPTIONS)
+        if len(ticks) != TICKS:
+            return
+        check_sums(found, ticks, known.switch_in_probes[0])
+        check_waits(found, ticks, load)
+        memos = [tick["kernel_stack_memos"] for tick in ticks]
+        found.check(all(memos) and sum(one["verified"] for one in memos) > TIMES, "no kernel stacks verified:", memos)
+        found.check(not any(one["disagreements"] for one in memos if one), "verified kernel stacks differ:", memos)
+
+
 def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     """Check counts, categories, times and user stacks, which every mode has."""
     for name, (_, category) in _WAITS.items():
@@ -388,6 +402,9 @@ def main() -> None:
                     check_chain(found, ticks, load)
                 if known.registers and known.files and probe != "switch":
                     check_objects(found, ticks, load)
+    if program.Unwind(kernel_check_every=1).verifies_kernel_stacks(known, known.switch_in_probes[0]):
+        with found.checking("verified kernel stacks"):
+            check_kernel_stacks(found, known)
     for trouble in troubles():
         with found.checking(trouble.__name__):
             check_trouble(found, trouble)
