@@ -38,7 +38,7 @@ setup-test: ## do the same, and install what the tests need
 	@packaging/venv.sh dev
 
 setup-bench: setup-test ## do the same, and install the tools that offtop is compared with
-	@$(if $(SYSTEM),:,packaging/system.sh bench)
+	@$(if $(SYSTEM),:,packaging/system.sh bench incident)
 
 # Status 3 and 4 mean that offtop can use neither BPF nor /proc here, and has printed why.
 run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p 4242' passes options

@@ -53,7 +53,7 @@ setInterval(() => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2
 
 _USER = Unwind(cpu_pct=100.0, check_every=1)
 _KERNEL = Unwind("off", cpu_pct=100.0, kernel_check_every=1)
-_KERNEL_TICKS = 60
+_KERNEL_TICKS = 80
 _LEAST_KERNEL_STACKS = 1_000_000
 """So many must have been verified without a disagreement before kernel stacks may be verified by default."""
 
