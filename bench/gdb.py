@@ -4,14 +4,18 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from bench.answer import Answer, Bar, UnanswerableError, table
 from bench.machine import need
 from bench.servers import Servers, serving
 from offtop import paths
+from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
 from offtop.model.classify import categories
@@ -93,7 +97,7 @@ def compared() -> list[Thread]:
         servers.mariadb(idle=_CONNECTIONS)
         time.sleep(_SETTLE_S)
         servers.find_children()
-        with closing(LiveSource(known, Filters(), unwind=Unwind(cpu_pct=100.0))) as source:
+        with _without_python(), closing(LiveSource(known, Filters(), unwind=Unwind(cpu_pct=100.0))) as source:
             before = _stacks(source, servers)
             schedstats = {key: _schedstat(*key) for key in before}
             found: list[Thread] = []
@@ -108,6 +112,18 @@ def compared() -> list[Thread]:
                     gdb_frames = tuple(_place(mapped, address) for address in addresses)
                     found.append(Thread(servers.named[pid], stack, ours, gdb_frames))
     return found
+
+
+@contextmanager
+def _without_python() -> Generator[None]:
+    """Leave out Python's own functions: gdb shows the interpreter's instead."""
+    detect = features.detect
+
+    def detect_without(types: libbpf.KernelTypes) -> features.Features:
+        return replace(detect(types), fs_base=None, own_id={})
+
+    with mock.patch.object(features, "detect", detect_without):
+        yield
 
 
 def _stacks(source: LiveSource, servers: Servers) -> dict[tuple[int, int], Stack]:

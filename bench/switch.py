@@ -2,9 +2,10 @@
 
 The tools run alone, in turns, so that other load on the machine affects all of them alike; the medians of the rounds
 are compared. offtop takes the stack of every wait from the minimum up, as the others do (`--exact-stacks`), not only
-those within its CPU budget. The time of all programs of a tool is divided by the switches that it saw.
-`perf bench sched pipe` is pinned to one CPU, so that each switch is between two threads that wait for each other, and
-none is to the idle thread, which the tools handle differently.
+those within its CPU budget; a second offtop verifies stacks instead of unwinding them if it can. The time of all
+programs of a tool is divided by the switches that it saw. `perf bench sched pipe` is pinned to one CPU, so that each
+switch is between two threads that wait for each other, and none is to the idle thread, which the tools handle
+differently.
 """
 
 import os
@@ -29,7 +30,8 @@ _SLEEP_US = 2_000
 _SLEEP_SECONDS = 1.5
 _MIN_US = 1_000
 _SETTLE_SECONDS = 0.5
-_MOST, _MOST_LONG = 1 / 8, 1 / 3
+_TOOLS = (*tools.NAMES, tools.VERIFYING)
+_MOST, _MOST_LONG, _MOST_VERIFIED = 1 / 8, 1.1, 1 / 3
 
 _PIPE = f"perf bench sched pipe, minimum {_MIN_US // 1000} ms"
 _SLEEPS = f"waits of {_SLEEP_US // 1000} ms, minimum {_MIN_US // 1000} ms"
@@ -72,8 +74,8 @@ def ask(waits: Path) -> Answer:
 
         for number in range(_ROUNDS):
             rounds.untraced_us.append(_pass_us(pipe()))
-            first = number % len(tools.NAMES)
-            for tool in tools.NAMES[first:] + tools.NAMES[:first]:
+            first = number % len(_TOOLS)
+            for tool in _TOOLS[first:] + _TOOLS[:first]:
                 if tool in rounds.missing:
                     continue
                 try:
@@ -111,27 +113,31 @@ def _answer(rounds: _Rounds) -> Answer:
 
     def rows(workloads: Sequence[str], value: Callable[[_Measured], float], digits: int = 0) -> list[tuple[str, ...]]:
         return [
-            (name, *(middle([value(m) for m in rounds.of.get((name, tool), ())], digits) for tool in tools.NAMES))
+            (name, *(middle([value(m) for m in rounds.of.get((name, tool), ())], digits) for tool in _TOOLS))
             for name in workloads
         ]
 
     lines = [
-        *table(("ns per context switch", *tools.NAMES), rows(_WORKLOADS, lambda m: m.ns_per_switch)),
+        *table(("ns per context switch", *_TOOLS), rows(_WORKLOADS, lambda m: m.ns_per_switch)),
         "",
         f"µs per pass of perf's pipe, as perf reports it: {middle(rounds.untraced_us, 2)} without any tool",
-        *table(("", *tools.NAMES), rows((_PIPE, _PIPE_0), lambda m: m.us_per_pass, 2)),
+        *table(("", *_TOOLS), rows((_PIPE, _PIPE_0), lambda m: m.us_per_pass, 2)),
         "",
-        *table(("switches per second", *tools.NAMES), rows(_WORKLOADS, lambda m: m.switches_per_s)),
+        *table(("switches per second", *_TOOLS), rows(_WORKLOADS, lambda m: m.switches_per_s)),
         *(f"{tool}: left out, {why}" for tool, why in rounds.missing.items()),
     ]
     costs = {key: median(m.ns_per_switch for m in measured) for key, measured in rounds.of.items()}
     bars = [
-        Bar(f"ns per switch under {name}, as a part of offcputime's", costs[name, tools.OFFTOP] / peer, most)
-        for name, most in ((_PIPE, _MOST), (_SLEEPS, _MOST_LONG))
+        Bar(f"ns per switch of {tool} under {name}, as a part of offcputime's", costs[name, tool] / peer, most)
+        for name, tool, most in (
+            (_PIPE, tools.OFFTOP, _MOST),
+            (_SLEEPS, tools.OFFTOP, _MOST_LONG),
+            (_SLEEPS, tools.VERIFYING, _MOST_VERIFIED),
+        )
         if (peer := costs[name, tools.OFFCPUTIME])
     ]
     figures: dict[str, object] = {
-        "ns_per_switch": {name: {tool: costs.get((name, tool)) for tool in tools.NAMES} for name in _WORKLOADS},
+        "ns_per_switch": {name: {tool: costs.get((name, tool)) for tool in _TOOLS} for name in _WORKLOADS},
         "rounds": [
             {"workload": name, "tool": tool, **asdict(m)} for (name, tool), every in rounds.of.items() for m in every
         ],

@@ -20,6 +20,8 @@ from bench.machine import need
 from offtop.kernel.bpf import libbpf
 
 OFFTOP = "offtop"
+VERIFYING = "offtop, verifying"
+"""It also takes every stack, but compares it with the thread's last one if it can."""
 OFFCPUTIME = "offcputime"
 BPFTRACE = "bpftrace"
 NAMES = (OFFTOP, OFFCPUTIME, BPFTRACE)
@@ -76,6 +78,8 @@ def command(tool: str, min_us: int) -> list[str]:
     """
     if tool == OFFTOP:
         return [str(offtop()), "--json", "--min", f"{min_us}us", "--exact-stacks"]
+    if tool == VERIFYING:
+        return [str(offtop()), "--json", "--min", f"{min_us}us", "--verify-kernel-stacks", "--cpu-budget", "1000"]
     if tool == OFFCPUTIME:
         return [need("offcputime", "libbpf-tools"), "-m", str(max(1, min_us))]
     return one_liner(_ONE_LINER.format(min_us=min_us))

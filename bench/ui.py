@@ -90,7 +90,7 @@ def _changing_sites(pid: int) -> int:
 
     Raises UnanswerableError if too few.
     """
-    arguments = [str(tools.offtop()), "--json", "-n", str(_COUNTED_TICKS)]
+    arguments = [str(tools.offtop()), "--json", "--exact-stacks", "-n", str(_COUNTED_TICKS)]
     output = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
     tick: dict[str, Any] = json.loads(output.splitlines()[-1])
     sites = sum(1 for site in tick["sites"] if site["pid"] == pid)

@@ -9,7 +9,6 @@ reads unwind rules from binaries. No other part of offtop runs meanwhile.
 
 import os
 import shutil
-import struct
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,15 +20,15 @@ from bench import headless, tools, wholeness
 from bench.answer import Answer, Bar, UnanswerableError, middle, table
 from bench.workload import Stacks, build_stacks
 from offtop.kernel.binary.files import Files
-from offtop.kernel.bpf import features, layout, libbpf
+from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.program import Program, Unwind, attach
+from offtop.kernel.scope.config import BpfConfig, Settings
+from offtop.kernel.symbols.kallsyms import HiddenSymbols
 from offtop.kernel.unwind.stack_copies import Copies
 from offtop.kernel.unwind.unwinder import RuleMaps, Unwinder
 from offtop.model.values.snapshot import Filters
 
 _ROUNDS = 3
-_SETTINGS = struct.Struct("=QQIIIIII")
-"""Beginning of layout.CONFIG."""
 _WAYS = {
     "auto": Unwind(),
     "each unwound": Unwind(check_every=0),
@@ -252,11 +251,8 @@ def _copied(program: Program, copies: Copies, threads: Stacks) -> tuple[float, f
 
 def _watch(program: Program, pid: int) -> None:
     """Let the BPF programs count waits of that process only."""
-    one = b"\1\0\0\0"
-    program.maps["only_pids"].update(pid.to_bytes(4, "little"), one)
-    settings = (_MIN_US * 1000, (1 << 64) - 1, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), 0, 0, pid)
-    nothing_more = bytes(layout.CONFIG.size - _SETTINGS.size)
-    program.maps["config"].update(bytes(4), _SETTINGS.pack(*settings) + nothing_more)
+    config = BpfConfig(program.maps, features.detect(libbpf.KernelTypes()), HiddenSymbols())
+    config.write(Settings(Filters(pids=(pid,), min_ns=_MIN_US * 1000)))
 
 
 def _of_minute(plain: Path) -> Answer:
