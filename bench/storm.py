@@ -83,10 +83,16 @@ def ask(waits: Path) -> Answer:
 
 
 def _counted() -> int:
-    """Return what one program per CPU counts, at low priority."""
+    """Return what one program per CPU counts, at low priority.
+
+    Each has a session of its own. Otherwise Linux 6.18 with autogroup gives whole CPUs to the session of the waiting
+    threads for seconds, and other programs do not run at all.
+    """
     command = ["nice", "-n", "10", sys.executable, "-I", "-S", "-c", _COUNT.format(seconds=_SECONDS)]
     counting = [
-        subprocess.Popen(["taskset", "-c", str(cpu), *command], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            ["taskset", "-c", str(cpu), *command], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         for cpu in os.sched_getaffinity(0)
     ]
     return sum(int(one.communicate(timeout=_SECONDS + 60)[0]) for one in counting)
