@@ -76,6 +76,8 @@ class Rolling:
         self._table_of = table_of
         self._first = self._last = 0
         """Numbers of the first and last tick in the sum; both 0 while it is empty."""
+        self._oldest: HistoryTick | None = None
+        """The first tick. If the history has room for no more than the span, it is not kept there when it leaves."""
         self._sums: dict[tuple[int, ...], _Sum] = {}
         self._small: dict[int, Table] = {}
         """Tick number → its table, for small tables of ticks in the sum."""
@@ -98,7 +100,7 @@ class Rolling:
         for tick in ticks:
             if tick.number > self._last:
                 self._add(tick)
-        self._first, self._last = first, last
+        self._first, self._last, self._oldest = first, last, ticks[0]
         return {
             key: (row.waits, row.total_ns, row.longest[0][1] if row.longest else 0, row.histogram)
             for key, row in self._sums.items()
@@ -110,8 +112,8 @@ class Rolling:
         for number in range(self._first, first):
             table = self._small.pop(number, None)
             if table is None:
-                tick = earlier(number)
-                if tick is None:
+                tick = earlier(number) or self._oldest
+                if tick is None or tick.number != number:
                     return None
                 table = self._table_of(tick)
             leaving.append((number, table))

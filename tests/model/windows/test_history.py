@@ -1,6 +1,7 @@
 """History keeps minutes within its memory and returns spans; a rolling sum over it is the sum over the span."""
 
 import tracemalloc
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from offtop.model.viewmodel.picture import Pictures
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.series import series
 from offtop.model.viewmodel.view import View
-from offtop.model.windows.breakdown import ALL, Idle, Leaf, Scope, break_down, by_thread, merged, total
+from offtop.model.windows.breakdown import ALL, Idle, Leaf, PartTuple, Scope, break_down, by_thread, merged, total
 from offtop.model.windows.history import History, HistoryTick, Packed, pack
 from offtop.model.windows.rolling import Rolling
 from offtop.model.windows.window import Window, between, merge
@@ -202,6 +203,22 @@ def test_rolling_sum_is_the_sum_over_its_span(
         assert {who: row for who, row in got.items() if any(row)} == {
             who: row for who, row in expected.items() if any(row)
         }
+
+
+def test_rolling_sum_takes_each_tick_once_even_if_none_before_its_span_is_kept() -> None:
+    history, taken = filled(20), list[int]()
+
+    def by_threads(tick: HistoryTick) -> Mapping[tuple[int, ...], PartTuple]:
+        taken.append(tick.number)
+        return {**by_thread(tick.shares, Scope()), **{(one,): (1, 1, 1, 1) for one in range(1000)}}  # a large table
+
+    rolling = Rolling(by_threads)
+    for end in range(5, 21):
+        ticks = [tick for number in range(end - 4, end + 1) if (tick := history.tick(number))]
+        expected = sum(totals.offcpu_ns for tick in ticks for _, totals in tick.window.each_thread())
+        summed = rolling.follow(ticks, lambda _: None)
+        assert sum(part[1] for who, part in summed.items() if len(who) > 1) == expected
+    assert taken == [1, 2, 3, 4, 5, *(one for end in range(6, 21) for one in (end - 5, end))]
 
 
 def test_rolling_sum_restarts_if_ticks_are_not_consecutive() -> None:
