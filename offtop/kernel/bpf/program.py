@@ -73,11 +73,12 @@ class Unwind(NamedTuple):
     def verifies_kernel_stacks(self, features: Features, probe: str) -> bool:
         """Whether the BPF programs verify kernel stacks: this is requested, and possible.
 
-        The switch-in probe must run in the thread that has waited; and without may_goto, the verifier would take too
-        long. arm64 may sign return addresses, and leaves its gap of random size in the middle of the stack.
+        The switch-in probe `switch` does not run in the thread that has waited, and with `kprobe`, 6.12's verifier
+        refuses the program. arm64 may sign return addresses, and leaves its gap of random size in the middle of the
+        stack.
         """
         can = features.may_goto and features.stack_pointer is not None and platform.machine() == "x86_64"
-        return bool(self.kernel_check_every) and can and probe != "switch"
+        return bool(self.kernel_check_every) and can and probe == "exit"
 
     def defines(self, features: Features, probe: str) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
@@ -355,8 +356,8 @@ _WITHOUT_REGISTERS = (
     "5.15 or newer, on x86-64 or arm64."
 )
 _KERNEL_STACKS_UNWOUND = (
-    "Each kernel stack is unwound, none is verified (--verify-kernel-stacks): that needs Linux 6.9 or newer on x86-64, "
-    "and the switch-in probe exit or kprobe."
+    "Each kernel stack is unwound, none is verified (--verify-kernel-stacks): that needs x86-64, and the switch-in "
+    "probe exit, which Linux has from 6.16 on."
 )
 _BY_SWITCH = (
     "Stacks are unwound at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
