@@ -278,7 +278,7 @@ def test_perf_maps_share_one_allowance_and_are_read_by_another_thread(
 ) -> None:
     monkeypatch.setattr(perfmap, "_SAVED_S", 0.01)
     path = tmp_path / "perf.map"
-    path.write_bytes(b"".join(b"%x 1 x\n" % at for at in range(100_000)))  # over 0.1 s, uses up 5 s of allowance
+    path.write_bytes(b"".join(b"%x 1 x\n" % at for at in range(400_000)))  # over 0.1 s, uses up 5 s of allowance
     maps = PerfMaps(reads)
     many = [maps.of(os.getpid(), (b"%d" % n,)) for n in range(40)]
     own_s = time.thread_time()
