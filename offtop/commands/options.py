@@ -537,8 +537,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
     exact.add_argument(
         "--verify-kernel-stacks",
         action="store_true",
-        help="compare kernel stacks, too, with the thread's last one instead of unwinding each, which saves up to half "
-        "of the cost at switches. One in 64 is unwound all the same, as a check",
+        help="cheaper, but not proved exact: compare kernel stacks, too, with the thread's last one instead of "
+        "unwinding each, which about halves the cost at switches. One in 64 is unwound as well, as a check",
     )
 
 

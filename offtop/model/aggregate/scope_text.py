@@ -79,7 +79,7 @@ def inexact_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) 
     if thinned.is_over:
         words.append("over budget: -p watches less")
     if cost.kernel_check_every:
-        words.append(f"kernel stacks verified (1 in {cost.kernel_check_every} unwound)")
+        words.insert(1, f"kernel stacks verified (1 in {cost.kernel_check_every} checked)")
     return words
 
 

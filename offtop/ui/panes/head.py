@@ -252,11 +252,7 @@ def _cost(shown: HeadPicture, common: Common, layout: Layout) -> Line:
     """
     wrong = _wrong(shown, common)
     lefts: list[Spans] = [[*_trust(shown, common, wrong, len(wrong)), *cost] for cost in _costs(shown, common)]
-    lefts += [
-        _trust(shown, common, wrong, len(wrong)),
-        _trust(shown, common, wrong, 1),
-        _trust(shown, common, wrong, 0),
-    ]
+    lefts += [_trust(shown, common, wrong, most) for most in range(len(wrong), -1, -1)]
     right: Spans = [(f"min {span(common.newest.header.filters.min_ns)}", "text")]
     if common.sampling:
         parts = [*filter(None, [visible_processes(common.sampling)]), *how_sure(common.sampling, common.span_ns)]

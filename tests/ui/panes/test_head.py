@@ -61,7 +61,11 @@ async def test_kernel_stacks_that_are_verified_are_not_called_exact() -> None:
             return replace(earlier, cost=earlier.cost._replace(kernel_check_every=64))
 
     async with shown(Verifying(ticks=12), (160, 24)) as (app, _):
-        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified (1 in 64 unwound)"
+        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified (1 in 64 checked)"
+    thinned = Verifying([HALF], machine=Machine(2))
+    thinned.thinned = Thinned(3, 8 * MS, 2, 50, 150 * MS, is_over=True)
+    async with shown(thinned, (80, 24)) as (app, _):
+        assert "stacks from 8ms up  kernel stacks verified (1 in 64 checked)" in cost_line(app)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
