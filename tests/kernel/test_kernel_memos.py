@@ -142,9 +142,9 @@ def test_a_kernel_stack_that_was_removed_from_the_table_is_unwound_anew(waiter: 
         assert waits_in(verifying.tick(), child.pid) == {"nanosleep": WAITS}
 
 
-def test_that_kernel_stacks_cannot_be_verified_here_is_said(waiter: Path) -> None:
-    with watch.watching(unwind=UNWIND, probe="switch") as live, started(waiter, live) as child:
-        assert waits_at(live, child, b"g") == {"nanosleep": WAITS}
+def test_that_kernel_stacks_cannot_be_verified_here_is_said() -> None:
+    with watch.watching(unwind=UNWIND, probe="switch") as live:
+        live.tick()
         assert live.last.cost.kernel_check_every == 0
         assert [one for one in live.source.notices if "Each kernel stack is unwound" in one]
 
