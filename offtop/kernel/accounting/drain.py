@@ -29,9 +29,11 @@ from offtop.kernel.accounting.tick_records import (
 )
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
+from offtop.kernel.bpf.map_sizes import threads_now
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, ids_of, scan_of
 from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.wakes import Wakes
@@ -44,6 +46,8 @@ from offtop.model.values.within import NO_CALLS, Calls
 
 _ZERO = bytes(4)
 _FILLED = "sites_0", "exited_0", "kernel_stacks", "user_stacks"
+_SCANNED_PER_READ = 30
+"""How many threads are scanned in the time that it takes to read a file in /proc."""
 _PART_ADDED = 4
 """Up to a fourth of the smallest of these tables may be new entries before it must be drained."""
 
@@ -90,6 +94,8 @@ class Drain:
 
     def have_run(self, ids: Ints, pcounts: Ints) -> Mask:
         """Return which threads (pid, tid) have exited, or have been given a CPU more often than `pcounts` says."""
+        if len(ids) * _SCANNED_PER_READ < threads_now():
+            return np.array([*map(pcount_of, map(THREADS.key, ids.tolist()))], np.int64) != pcounts
         now = np.frombuffer(self.scan(layout.SCAN_RUNS), RUNS_ROW)
         at = positions_of(thread_codes(ids), thread_codes(ids_of(now)))
         has_run = at < 0

@@ -210,6 +210,12 @@ def parse_counters(schedstat: bytes) -> Counters:
     return Counters(run_ns, ready_ns, pcount)
 
 
+def pcount_of(key: ThreadKey) -> int:
+    """Return how often a thread has been given a CPU; -1 if it has exited, or the kernel does not count that."""
+    fields = read_file(f"/proc/{key.pid}/task/{key.tid}/schedstat").split()
+    return int(fields[2]) if len(fields) == 3 else -1
+
+
 def check_schedstat(root: str) -> None:
     """Raise KernelError if the kernel does not count run time and run-queue time of threads."""
     if not own_pid(root):

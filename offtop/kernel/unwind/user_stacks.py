@@ -10,7 +10,6 @@ If a thread runs while its stack is read, the result is discarded: the kernel co
 CPU, and the task scan reported that number.
 """
 
-import os
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows, is_32_bit_program, stack_of
+from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
 from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
@@ -59,7 +59,7 @@ _MOST_LISTED = 20
 _FEWEST_ALIKE = 8
 """Number of waits at one instruction from which it pays to compare them with known paths."""
 _MOST_SAMPLES = 8
-"""How many of them are unwound by themselves in a tick, to learn their paths."""
+"""How many of them are unwound by themselves, to learn their paths, before the others are compared again."""
 
 
 class ReadStack(NamedTuple):
@@ -488,7 +488,7 @@ def _pid_of(work: _Work) -> int:
 def _read(unwinder: Unwinder, wait: _Waits) -> ReadStack | None:
     key, stack = THREADS.key(wait.ids[0].tolist()), stack_of(wait.registers)
     is_32_bit = bool(is_32_bit_program(wait.registers)[0])
-    found = unwinder.unwind_thread(key, stack, is_32_bit, lambda: _pcount(key) != stack.pcount)
+    found = unwinder.unwind_thread(key, stack, is_32_bit, lambda: pcount_of(key) != stack.pcount)
     return wait.read_as(found) if found else None
 
 
@@ -497,24 +497,32 @@ def _follow_or_sample(
 ) -> tuple[list[ReadStack], _Waits]:
     """Return the stacks of those waits that take known paths, and the other waits.
 
-    `learns`: if many waits at one instruction take no known path, unwind one of them by itself, because the others may
-    take its path.
+    `learns`: if many waits at one instruction take no known path, unwind some of them by themselves, because the others
+    may take their paths. Repeat that as long as most do.
     """
     found, left = _take_known_paths(unwinder, waits, note_read)
-    _, first, threads = np.unique(left.registers["ip"], return_index=True, return_counts=True)
-    samples: list[int] = first[threads >= _FEWEST_ALIKE][: _MOST_SAMPLES if learns else 0].tolist()
-    is_over = np.zeros(len(left.ids), np.bool_)
-    for sample in samples:
-        note_read(int(left.ids[sample, 0]))
-        one = _read(unwinder, left.of(slice(sample, sample + 1)))
-        note_read(0)
-        is_over[sample] = one is None or one.found is not UNREAD
-        found += [one] if one and is_over[sample] else []
-    if samples:
-        left = left.of(~is_over)
-        more, left = _take_known_paths(unwinder, left, note_read)
+    while learns and (samples := _samples(left.registers["ip"])):
+        is_over = np.zeros(len(left.ids), np.bool_)
+        for sample in samples:
+            note_read(int(left.ids[sample, 0]))
+            one = _read(unwinder, left.of(slice(sample, sample + 1)))
+            note_read(0)
+            is_over[sample] = one is None or one.found is not UNREAD
+            found += [one] if one and is_over[sample] else []
+        strayed = left.of(~is_over)
+        more, left = _take_known_paths(unwinder, strayed, note_read)
         found += more
+        learns = len(left.ids) < len(strayed.ids) / 2
     return found, left
+
+
+def _samples(leaves: Rows) -> list[int]:
+    """Return the positions of some waits at each instruction that has many."""
+    _, which, threads = np.unique(leaves, return_inverse=True, return_counts=True)
+    of_leaf = np.split(np.argsort(which, kind="stable"), np.cumsum(threads)[:-1])
+    many = [one for one in of_leaf if len(one) >= _FEWEST_ALIKE][:_MOST_SAMPLES]
+    of_each = _MOST_SAMPLES // max(1, len(many))
+    return [int(at) for one in many for at in one[:: -(-len(one) // of_each)]]
 
 
 def _take_known_paths(
@@ -526,17 +534,3 @@ def _take_known_paths(
         is_known[which] = True
         found.append(waits.of(which).read_as(stack))
     return found, waits.of(~is_known)
-
-
-def _pcount(key: ThreadKey) -> int:
-    """Return how often the thread has been given a CPU.
-
-    -1 if it has exited, or the kernel does not count that.
-    """
-    with suppress(OSError, ValueError, IndexError):
-        fd = os.open(f"/proc/{key.pid}/task/{key.tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(fd, 100).split()[2])
-        finally:
-            os.close(fd)
-    return -1

@@ -1,13 +1,16 @@
 """Test stacks that take a known path: each must be what unwinding it by itself finds."""
 
 import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offtop.kernel.accounting import drain as drain_module
 from offtop.kernel.binary.unwind_rules import (
     CFA,
     UNDEFINED,
@@ -16,10 +19,12 @@ from offtop.kernel.binary.unwind_rules import (
     Value,
 )
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.scan_rows import REGISTERS_ROW
-from offtop.kernel.unwind import known_paths, step
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows
+from offtop.kernel.unwind import known_paths, step, user_stacks
 from offtop.kernel.unwind.known_paths import KnownPaths, Stacks
+from offtop.kernel.unwind.unwinder import Unwinder, UnwoundStack
 from offtop.kernel.unwind.user_stacks import OLD_NS
+from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, NO_STACK, Frame
 from offtop.model.values.table import Ints
 from tests.kernel.programs import build, running, until
@@ -189,8 +194,61 @@ def names_of(live: Watch, user: int) -> list[str]:
     return [live.source.names.of(frame) for frame in stack.frames]
 
 
+class LearningUnwinder:
+    """Knows a stack once a thread with it was unwound by itself. `paths` has that of each thread."""
+
+    def __init__(self, paths: Sequence[int]) -> None:
+        self._paths = np.array(paths)
+        self._known = list[int]()
+        self.unwound = 0
+
+    def follow_known_paths(
+        self, ids: Ints, _registers: Rows, _note_read: Callable[[int], None]
+    ) -> Iterator[tuple[UnwoundStack, Ints]]:
+        for path in self._known:
+            if (which := np.flatnonzero(self._paths[ids[:, 1]] == path)).size:
+                yield stack_of_path(path), which
+
+    def unwind_thread(self, key: ThreadKey, *_: object) -> UnwoundStack:
+        self.unwound += 1
+        self._known.append(int(self._paths[key.tid]))
+        return stack_of_path(self._known[-1])
+
+
+def stack_of_path(path: int) -> UnwoundStack:
+    return UnwoundStack((Frame("/bin/it", path),), layout.END_COMPLETE)
+
+
+@pytest.mark.parametrize(("others", "most"), [(1, 8), (30, 16), (2000, 64)])
+def test_waits_at_one_instruction_take_paths_that_few_of_them_have_shown(others: int, most: int) -> None:
+    """The first wait may be of a rare path: that of `others` of them, or of itself alone."""
+    paths = [0] * others + [1] * 1000
+    unwinder = LearningUnwinder(paths)
+    ids = np.column_stack((np.ones(len(paths), np.int64), np.arange(len(paths))))
+    waits = user_stacks._Waits(ids, ids[:, 1], np.zeros(len(paths), REGISTERS_ROW))  # pyright: ignore[reportPrivateUsage]
+    found, left = user_stacks._follow_or_sample(cast(Unwinder, unwinder), waits, lambda _: None, learns=True)  # pyright: ignore[reportPrivateUsage]
+    assert not len(left.ids)
+    assert unwinder.unwound <= most
+    of_tid = {tid: one.found.frames[0].offset for one in found for tid in one.ids[:, 1].tolist()}
+    assert [of_tid[tid] for tid in range(len(paths))] == paths
+
+
+def test_waits_that_are_all_different_are_not_compared_again_and_again() -> None:
+    count = 1000
+    unwinder = LearningUnwinder(range(count))
+    ids = np.column_stack((np.ones(count, np.int64), np.arange(count)))
+    waits = user_stacks._Waits(ids, ids[:, 1], np.zeros(count, REGISTERS_ROW))  # pyright: ignore[reportPrivateUsage]
+    found, left = user_stacks._follow_or_sample(cast(Unwinder, unwinder), waits, lambda _: None, learns=True)  # pyright: ignore[reportPrivateUsage]
+    assert (unwinder.unwound, len(found), len(left.ids)) == (8, 8, count - 8)
+
+
 @pytest.mark.kernel
-def test_threads_that_have_run_since_they_were_noted_are_known(live: Watch) -> None:
+@pytest.mark.parametrize("scanned_per_read", [0, 1 << 30])
+def test_threads_that_have_run_since_they_were_noted_are_known(
+    live: Watch, monkeypatch: pytest.MonkeyPatch, scanned_per_read: int
+) -> None:
+    """Whether these threads are looked up in /proc, or all are scanned."""
+    monkeypatch.setattr(drain_module, "_SCANNED_PER_READ", scanned_per_read)
     drain = live.source._parts.drain  # pyright: ignore[reportPrivateUsage]
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as child:
         assert child.stdin
