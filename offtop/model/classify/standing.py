@@ -14,7 +14,8 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
+from offtop.model.classify.wait_edges import Edge, Paths
+from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, KnownPeers, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot
@@ -78,15 +79,13 @@ class WaitsOfTick:
         """Which rows are at a lock and may be idle, because no function of their program is known yet."""
         self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self.is_unclear)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
-        self.via = {edge.source: edge.via for edge in self.graph.edges}
-        """Row or node → how it is known which thread must act."""
-        self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
-        """By row: edges to processes that may owe an answer. By node: edges from a process to its threads."""
-        for edge in self.graph.edges:
+        self.via = {edge.source: edge.via for edge in self.graph.edges.of_waits}
+        """Row → how it is known which thread must act."""
+        self._answers = defaultdict[int, list[Edge]](list)
+        """By row: edges to processes that may owe an answer."""
+        for edge in self.graph.edges.of_waits:
             if edge.via in (ANSWER, SOCKET):
                 self._answers[edge.source].append(edge)
-            elif not edge.via:
-                self._of_processes[edge.source].append(edge)
         self.counts = self._counted()
         """Which nodes' own waits count."""
         self.standing = self._standing()
@@ -159,7 +158,7 @@ class WaitsOfTick:
         a pipe do not count: programs that work together take turns by them.
         """
         looks_idle = self.idle.copy()
-        looks_idle[[row for row, via in self.via.items() if via in _KNOWN_TO_WAIT and row < len(self.idle)]] = False
+        looks_idle[[row for row, via in self.via.items() if via in _KNOWN_TO_WAIT]] = False
         is_short = self._is_leaf(lambda leaf: leaf.category == _PIPE) & (self.ages_ns < self._weights.least_age_ns)
         counts = np.zeros(len(self.graph.nodes), np.bool_)
         counts[: len(self.idle)] = ~looks_idle & ~self._is_leaf(lambda leaf: leaf.category in _RESOURCES) & ~is_short
@@ -188,7 +187,7 @@ class WaitsOfTick:
         """Return which of these rows are of a category in which a thread waits for work."""
         is_normal = rows & self._is_leaf(lambda leaf: leaf.category in self._weights.normal)
         for row in self.via:
-            if row < len(is_normal) and is_normal[row]:
+            if is_normal[row]:
                 owed = any(self._owes(edge) for edge in self._answers.get(row, ()))
                 is_normal[row] = not owed and self.via[row] not in self._weights.via
         return is_normal
@@ -204,9 +203,9 @@ class WaitsOfTick:
 
         `normal_but`: states that are normal without work, but not for a process that has received a request.
         """
-        into = self._of_processes.get(node)
-        if into:
-            return any(self._is_at_work(edge.target, normal_but) for edge in into)
+        threads = self.graph.edges.threads_of(node)
+        if threads:
+            return any(self._is_at_work(thread, normal_but) for thread in threads)
         key, row, state, _ = self.graph.nodes[node]
         if state in (RUNS, RUN_QUEUE):
             return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED

@@ -14,7 +14,8 @@ import numpy as np
 
 from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Edge, Floats, Node, Passed
+from offtop.model.classify.wait_edges import Edge, Floats, Passed
+from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Node
 from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.table import Ints
@@ -239,9 +240,7 @@ class _Ends:
         self._snapshot, self._catalog, self._graph = waits.snapshot, waits.snapshot.catalog, waits.graph
         self._activity, self._paths, self._via = waits.activity, waits.paths, waits.via
         self._weights, self._usual = weights, usual
-        self._into: defaultdict[int, list[Edge]] = defaultdict(list)
-        for edge in waits.graph.edges:
-            self._into[edge.target].append(edge)
+        self._into = waits.graph.edges.into()
 
     def found(self) -> Found:
         graph = self._graph
@@ -284,7 +283,7 @@ class _Ends:
         weights = np.array([self._weight(row, self._graph.nodes.category(row), None) for row in first], np.float64)
         found[alone] = np.where(self._waits.is_unclear[alone], 0.0, weights[which])
         for row in self._via:
-            if row < len(self._waits.idle) and own[row]:
+            if own[row]:
                 found[row] = self._weight(row, self._graph.nodes.category(row), self._via[row])
         return found
 
@@ -316,7 +315,7 @@ class _Ends:
     def _folded(self, ends: Ints) -> list[list[int]]:
         """Group ends that do the same or hold the same object."""
         groups: defaultdict[tuple[object, ...], list[Ints]] = defaultdict(list)
-        held = {edge.target for edge in self._graph.edges if edge.via in LOCKS}
+        held = {edge.target for edge in self._graph.edges.of_waits if edge.via in LOCKS}
         is_alike = ends < len(self._waits.idle)
         is_alike &= ~np.isin(ends, [*held])
         rows = ends[is_alike]
@@ -329,7 +328,7 @@ class _Ends:
         others: list[int] = ends[~is_alike].tolist()
         for end in others:
             node = self._graph.nodes[end]
-            what = next((one.what for one in self._into[end] if one.what), "")
+            what = next((one.what for one in self._into.get(end, ()) if one.what), "")
             name = ("held", what or end) if end in held else (self._program(node), node.state)
             groups[name].append(np.array([end]))
         return [np.sort(np.concatenate(some)).tolist() for some in groups.values()]
@@ -360,10 +359,7 @@ class _Ends:
         return self._weights.end.get(IDLE if is_idle else node.state, 1.0)
 
     def _of_loop(self, loop: Sequence[int], waiting: float, harm: float) -> Suspect:
-        edges = [
-            next(one for one in self._into[after] if one.source == node)
-            for node, after in zip(loop, [*loop[1:], loop[0]], strict=True)
-        ]
+        edges = [self._graph.edges.between(node, after) for node, after in zip(loop, [*loop[1:], loop[0]], strict=True)]
         are_locks = all(one.via in LOCKS and one.is_exact for one in edges)
         hops = tuple(
             self._hop([node])._replace(via=edge.via, is_exact=edge.is_exact, what=edge.what)
@@ -397,11 +393,8 @@ class _Ends:
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
         """Return the edges that lead to `nodes`, directly or through their processes."""
-        found: list[Edge] = []
-        for node in filter(self._into.__contains__, nodes):
-            for edge in self._into[node]:
-                found += [edge] if edge.via else self._into.get(edge.source, ())
-        return found
+        reached = [*nodes, *self._graph.edges.processes_of(nodes)]
+        return [edge for node in filter(self._into.__contains__, reached) for edge in self._into[node]]
 
     def _hop(self, nodes: Sequence[int]) -> Hop:
         """Describe the node with the oldest wait, and those of the same program."""

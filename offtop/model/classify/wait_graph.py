@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
+from offtop.model.classify.wait_edges import Edge, Edges, Floats
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
@@ -55,7 +55,6 @@ RUNS, IDLE, AWAY, IS_DISK = "runs", "idle", "away", "disk"
 """States of nodes that are not a wait: a thread or process that runs, or waits for work; another machine; a disk."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
-MOST_HOPS = 16
 _SLACK_NS = NS_PER_S
 """A request that a thread sent at most this long before others began to wait may be on their behalf."""
 _MOST_REQUESTS = 0.5
@@ -72,7 +71,6 @@ _IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle in transaction", " waiting"
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
 _NO_WAKERS: _Wakers = {}
-Floats = NDArray[np.float64]
 
 
 class Node(NamedTuple):
@@ -85,18 +83,6 @@ class Node(NamedTuple):
     CPU."""
     address: str = ""
     """Address of a node that is AWAY; name of a disk."""
-
-
-class Edge(NamedTuple):
-    source: int
-    target: int
-    share: float
-    """Share of the waiting that is passed to this target; the shares of all edges of a source add up to 1."""
-    via: str
-    """One of blockers.VIA; empty from a process to one of its threads."""
-    is_exact: bool
-    what: str
-    """Name of the object that is held; may be empty. Raw."""
 
 
 class Nodes(Sequence[Node]):
@@ -147,70 +133,9 @@ class Nodes(Sequence[Node]):
 
 class WaitGraph(NamedTuple):
     nodes: Nodes
-    edges: Sequence[Edge]
+    edges: Edges
     waiting: Floats
     """Average number of threads that wait at each node in the window: in all waits of its thread and category."""
-
-
-class Passed(NamedTuple):
-    """Waiting, passed along the edges."""
-
-    through: Floats
-    """How much waiting passed through each node, including its own."""
-    ends: Floats
-    """How much waiting ended at each node; for a loop, it is at the first of its nodes."""
-
-
-class Paths:
-    """Passes waiting along the edges of a graph of `count` nodes."""
-
-    def __init__(self, count: int, edges: Sequence[Edge]) -> None:
-        self._count = count
-        self._source = np.array([one.source for one in edges], np.int64)
-        self._target = np.array([one.target for one in edges], np.int64)
-        self._share = np.array([one.share for one in edges], np.float64)
-        self._is_end = np.ones(count, np.bool_)
-        self._is_end[self._source] = False
-        self.loops = self._loops()
-        """Nodes that wait only for each other, each loop in the order of the edges."""
-        for loop in self.loops:  # waiting that arrives there stays there: no thread in it can act
-            self._is_end[[*loop]] = True
-
-    def passed(self, own: Floats) -> Passed:
-        """Pass `own` waiting of the nodes along the edges to their ends. The sum of `ends` is the sum of `own`."""
-        through, ends, flow = own.copy(), np.zeros(self._count), own.copy()
-        for _ in range(MOST_HOPS):
-            ends[self._is_end] += flow[self._is_end]
-            flow[self._is_end] = 0
-            if not flow.any():
-                break
-            flow = np.bincount(self._target, flow[self._source] * self._share, self._count)
-            through += flow
-        ends += flow
-        for loop in self.loops:
-            ends[loop[0]] = ends[[*loop]].sum()
-            ends[[*loop[1:]]] = 0
-        return Passed(through, ends)
-
-    def _loops(self) -> list[tuple[int, ...]]:
-        leads = self._is_end.copy()
-        """Nodes from which an end can be reached: from all others, only loops."""
-        known = -1
-        while known != (known := int(np.count_nonzero(leads))):
-            leads[self._source[leads[self._target]]] = True
-        first_target = dict(zip(self._source[::-1].tolist(), self._target[::-1].tolist(), strict=True))
-        found: list[tuple[int, ...]] = []
-        seen = set[int]()
-        for start in np.flatnonzero(~leads).tolist():
-            path: dict[int, int] = {}
-            node = start
-            while node not in seen and node not in path:
-                path[node] = len(path)
-                node = first_target[node]
-            if node in path:
-                found.append(tuple(one for one, at in path.items() if at >= path[node]))
-            seen.update(path)
-        return found
 
 
 def wait_graph(
@@ -363,7 +288,7 @@ class _Builder:
         """PID → age in ns of the oldest wait that the process must end."""
         self._other_nodes: dict[tuple[str, str], int] = {}
         """Nodes that are no process, by state and address or name."""
-        self._edges: list[Edge] = []
+        self._edges = Edges()
         self._ages_ns = self._waits.ages_ns(blocked.at_ns)
         self._waiting = _waiting(self._waits, categories, leaf, blocked.at_ns, every, span_ns)
         self._peers = peers
@@ -379,16 +304,11 @@ class _Builder:
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     @cached_property
-    def _row_of(self) -> Mapping[int, int]:
-        """Thread code → row."""
-        codes: list[int] = thread_codes(self._waits.rows).tolist()
-        return dict(zip(codes, range(len(codes)), strict=True))
-
-    @cached_property
-    def _rows_by_pid(self) -> tuple[Ints, Ints]:
-        """The rows in the order of PIDs, and their PIDs."""
-        rows = np.argsort(self._waits.rows[:, 0], kind="stable")
-        return rows, self._waits.rows[rows, 0]
+    def _by_code(self) -> tuple[Ints, Ints]:
+        """The rows in the order of their threads' codes, and these."""
+        codes = thread_codes(self._waits.rows)
+        rows = np.argsort(codes)
+        return rows, codes[rows]
 
     def graph(self) -> WaitGraph:
         blockers_of_rows = [
@@ -430,9 +350,16 @@ class _Builder:
 
     def _rows_of(self, pid: int) -> Ints:
         """Return the rows of a process, which may have many thousands."""
-        rows, pids = self._rows_by_pid
-        begin, end = np.searchsorted(pids, [pid, pid + 1])
-        return rows[begin:end]
+        rows, codes = self._by_code
+        begin, end = np.searchsorted(codes, [pid << 32, (pid + 1) << 32])
+        return np.sort(rows[begin:end])
+
+    def _row_of(self, pid: int, tid: int) -> int:
+        """Return the row of a thread, or -1."""
+        rows, codes = self._by_code
+        code = pid << 32 | tid
+        at = int(np.searchsorted(codes, code))
+        return int(rows[at]) if at < len(codes) and codes[at] == code else -1
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
@@ -478,8 +405,8 @@ class _Builder:
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
         """Return whether the thread that ended most waits for a lock may hold it now: not if it waits for it itself."""
-        row = self._row_of.get(one.pid << 32 | one.tid)
-        waits_too = row is not None and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
+        row = self._row_of(one.pid, one.tid)
+        waits_too = row >= 0 and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
         return not waits_too and what.pid in (0, one.pid)
 
     def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
@@ -498,7 +425,7 @@ class _Builder:
             target = self._other_node(one) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
             targets[target] = one
         for target, one in targets.items():
-            self._edges.append(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
+            self._edges.add(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
 
     def _other_node(self, one: Blocker) -> int:
         """Return the node of an address or a disk."""
@@ -509,8 +436,8 @@ class _Builder:
         return number
 
     def _node(self, key: ThreadKey) -> int:
-        row = self._row_of.get(key.pid << 32 | key.tid)
-        if row is not None:
+        row = self._row_of(*key)
+        if row >= 0:
             return row
         number = self._numbers.get(key)
         if number is None:
@@ -548,11 +475,14 @@ class _Builder:
         if len(acting) == 1:
             return int(acting[0])
         is_idle = len(rows) and state == IDLE
-        at = self._row_of.get(key.pid << 32 | key.pid, int(rows[0])) if is_idle else -1
+        at = -1
+        if is_idle:
+            main = self._row_of(key.pid, key.pid)
+            at = main if main >= 0 else int(rows[0])
         number = self._nodes.add(Node(key, at, state))
-        for one in acting.tolist():
-            share = float(self._waiting[one]) / waiting if waiting else 1 / len(acting)
-            self._edges.append(Edge(number, one, share, "", True, ""))
+        if len(acting):
+            shares = self._waiting[acting] / waiting if waiting else np.full(len(acting), 1 / len(acting))
+            self._edges.add_threads(number, acting, shares)
         return number
 
 

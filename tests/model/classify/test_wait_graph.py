@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.classify.wait_graph import IDLE, RUNS, Edge, Paths, WaitGraph
+from offtop.model.classify.wait_edges import Edge, Edges, Paths
+from offtop.model.classify.wait_graph import IDLE, RUNS, WaitGraph
 from offtop.model.values.blockers import (
     BACKLOG,
     CHILD,
@@ -74,7 +75,7 @@ def test_wait_for_a_disk_leads_to_the_disk_or_to_the_process_with_most_of_its_re
     graph = machine.graph()
     via = DISK if leads_to == ELSEWHERE else DISK_USER
     assert edges_of(graph, waiter) == [(ThreadKey(leads_to, 0), via, leads_to == ELSEWHERE)]
-    assert graph.edges[0].what == "sda"
+    assert next(iter(graph.edges)).what == "sda"
 
 
 def test_requests_without_the_totals_of_their_device_name_no_process() -> None:
@@ -273,13 +274,13 @@ def test_process_with_both_ends_of_a_pipe_waits_for_nobody() -> None:
     machine = Machine()
     waiter = machine.waits("make", 10, "pipe")
     machine.held(waiter, Blocker(10, 0, PIPE, True), Blocker(20, 0, PIPE, True))
-    assert machine.graph().edges == []
+    assert [*machine.graph().edges] == []
 
 
 def test_nobody_waits_on_an_empty_machine() -> None:
     graph = Machine().graph()
     assert (len(graph.nodes), len(graph.edges), graph.waiting.tolist()) == (0, 0, [])
-    assert Paths(0, []).passed(graph.waiting).ends.tolist() == []
+    assert Paths(0, Edges()).passed(graph.waiting).ends.tolist() == []
 
 
 def edge(source: int, target: int, share: float = 1.0) -> Edge:
@@ -287,13 +288,13 @@ def edge(source: int, target: int, share: float = 1.0) -> Edge:
 
 
 def test_waiting_of_a_chain_arrives_at_its_end() -> None:
-    found = Paths(4, [edge(0, 1), edge(1, 2), edge(3, 1)]).passed(np.array([1.0, 0.5, 0.25, 1.0]))
+    found = Paths(4, Edges([edge(0, 1), edge(1, 2), edge(3, 1)])).passed(np.array([1.0, 0.5, 0.25, 1.0]))
     assert found.ends.tolist() == [0, 0, 2.75, 0]
     assert found.through.tolist() == [1.0, 2.5, 2.75, 1.0]
 
 
 def test_loop_is_cut_and_keeps_what_waits_in_it_and_behind_it() -> None:
-    paths = Paths(4, [edge(0, 1), edge(1, 2), edge(2, 1), edge(3, 2)])
+    paths = Paths(4, Edges([edge(0, 1), edge(1, 2), edge(2, 1), edge(3, 2)]))
     found = paths.passed(np.ones(4))
     assert paths.loops == [(1, 2)]
     assert found.ends.tolist() == [0, 4, 0, 0]
@@ -301,7 +302,7 @@ def test_loop_is_cut_and_keeps_what_waits_in_it_and_behind_it() -> None:
 
 
 def test_thread_that_waits_for_one_in_a_loop_and_for_one_outside_is_shared() -> None:
-    paths = Paths(4, [edge(0, 1, 0.5), edge(0, 3, 0.5), edge(1, 2), edge(2, 1)])
+    paths = Paths(4, Edges([edge(0, 1, 0.5), edge(0, 3, 0.5), edge(1, 2), edge(2, 1)]))
     found = paths.passed(np.array([1.0, 1.0, 1.0, 0.0]))
     assert found.ends.tolist() == [0, 2.5, 0, 0.5]
 
@@ -320,9 +321,23 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[Edge], list[float]]:
 @given(graphs())
 def test_what_arrives_at_all_ends_is_what_waits(made: tuple[int, Sequence[Edge], list[float]]) -> None:
     count, edges, own = made
-    paths = Paths(count, edges)
+    paths = Paths(count, Edges(edges))
     found = paths.passed(np.array(own))
     assert found.ends.sum() == pytest.approx(sum(own))
     assert (found.ends >= 0).all()
     assert (found.through >= np.array(own) - 1e-9).all()
     assert len({node for loop in paths.loops for node in loop}) == sum(map(len, paths.loops))
+
+
+def test_edges_to_the_threads_of_a_process_are_like_others() -> None:
+    edges = Edges([edge(0, 4)])
+    edges.add_threads(4, np.array([1, 2, 3]), np.array([0.5, 0.25, 0.25]))
+    to_threads = [Edge(4, thread, share, "", True, "") for thread, share in ((1, 0.5), (2, 0.25), (3, 0.25))]
+    assert [*edges] == [edge(0, 4), *to_threads]
+    assert len(edges) == 4
+    assert (edges.threads_of(4), edges.threads_of(0)) == ([1, 2, 3], ())
+    assert (edges.processes_of([0, 3]), edges.processes_of([0])) == ([4], [])
+    assert dict(edges.into()) == {4: [edge(0, 4)]}
+    assert (edges.between(0, 4), edges.between(4, 2)) == (edge(0, 4), to_threads[1])
+    found = Paths(5, edges).passed(np.array([2.0, 0.0, 1.0, 0.0, 0.0]))
+    assert found.ends.tolist() == [0, 1.0, 1.5, 0.5, 0]
