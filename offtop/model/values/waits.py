@@ -12,7 +12,7 @@ import numpy as np
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, Waiting
 from offtop.model.values.state import NEW
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, thread_codes
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, rows_at, thread_codes
 
 SWITCHED_OUT_NS, FROM_NS, READY_NS, PREEMPTED, SINCE_NS, BOUND, STATE, CALL = range(SITES.width, SITES.width + 8)
 """Columns after those of the site, in the order of Waiting. A call with unknown arguments is stored as -2 - call."""
@@ -71,7 +71,7 @@ class WaitList(Sequence[Waiting]):
 
     def of_rows(self, which: Ints | Mask) -> "WaitList":
         """Return some of the waits, in the order of `which`."""
-        return WaitList(self.rows[which], self.holders)
+        return WaitList(rows_at(self.rows, which), self.holders)
 
     @property
     def sites(self) -> Ints:
