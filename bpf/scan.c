@@ -347,6 +347,31 @@ static inline __attribute__((always_inline)) void report_runs(struct seq_file *s
 }
 
 /*
+ * Return whether a scan has nothing to report of a thread: its record has not changed since the last scan. Most threads
+ * of a machine just wait, and this reads few of their cache lines.
+ */
+static inline __attribute__((always_inline)) bool is_unchanged(struct task_struct *task, u32 mode, u32 which)
+{
+	struct record *r = record_of(task, false);
+
+	if (!r || is_on_cpu(task))
+		return false;
+	if (mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1)) {
+		u32 state = mode & SCAN_BUFFER_0 ? r->buffers[0].state : r->buffers[1].state;
+		return !state && (!(mode & SCAN_ALONE) || MEMBER(u64, task, SUM_EXEC) == r->exec_ns);
+	}
+	if (mode & SCAN_PRIME || !r->tid || !r->switched_out_ns || r->reported_ns != r->switched_out_ns)
+		return false;
+#ifdef HAS_LOCKS
+	if (holder_of(task) != r->holder)
+		return false;
+#endif
+	u32 state = which ? r->buffers[1].state : r->buffers[0].state;
+	return !state && !(r->state & RUNNING) && MEMBER(u32, task, TASK_STATE) &&
+	       MEMBER(u64, task, SUM_EXEC) == r->exec_ns;
+}
+
+/*
  * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did, in
  * the third one how often it has been given a CPU.
  */
@@ -365,6 +390,8 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 	}
 	if (*mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1))
 		note_call_in_progress(task);
+	if (is_unchanged(task, *mode, *which & 1))
+		return;
 	struct scanned_task out = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
 	u64 host = (u64)out.pid << 32 | out.tid;
 	bool is_shown = find_shown_ids(task, host, &out.pid, &out.tid);
