@@ -14,8 +14,9 @@ from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.table import SiteKeys
+from offtop.model.values.table import SiteKeys, distinct_rows, rows_at
 from offtop.model.values.waits import WAKE, WaitList
+from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import FILTERED, Shares
 from offtop.model.windows.history import HistoryTick
@@ -76,9 +77,8 @@ class SuspectWatch:
             return
         shares = blocked.shares
         is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)[shares.leaf]
-        rows = WaitList.of(blocked.waits).rows[~is_idle]
-        _, first = np.unique(rows[:, WAKE], return_index=True)
-        pids_and_wakes: list[list[int]] = rows[first][:, [0, WAKE]].tolist()
+        rows = WaitList.of(blocked.waits).rows
+        pids_and_wakes, _ = distinct_rows(rows_at(rows, ~is_idle & (rows[:, WAKE] != NO_WAKE))[:, [0, WAKE]])
         self._source.find_peers(waited_on(pids_and_wakes, snapshot.catalog.wakes))
 
 

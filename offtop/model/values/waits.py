@@ -173,18 +173,18 @@ class Waits(Mapping[ThreadKey, Waiting]):
             return ~np.isin(self.versions, before.versions)
         return before._by_slot(before.versions, self.slots) != self.versions
 
-    def go_on_in(self, later: "Waits") -> Mask:
-        """Return which of these waits are still in progress in `later`, whatever else has changed about them."""
+    def ended_by(self, later: "Waits") -> Ints:
+        """Return the rows of the waits that are not in progress in `later`, where others may have changed."""
+        rows = np.flatnonzero(self.changed_since(later))
         if self.lineage is later.lineage and self.slots is not None and later.slots is not None:
-            row = later._by_slot(np.arange(len(later)), self.slots)
+            row = later._by_slot(np.arange(len(later)), self.slots[rows])
         else:
-            row = later.rows_of(self.codes)
-        go_on = np.flatnonzero(row >= 0)
+            row = later.rows_of(self.codes[rows])
+        is_over, at = row < 0, np.flatnonzero(row >= 0)
         identity = [0, 1, SWITCHED_OUT_NS]  # another thread may have the slot by now
-        same = self.list.rows[go_on][:, identity] == later.list.rows[row[go_on]][:, identity]
-        found = np.zeros(len(row), np.bool_)
-        found[go_on] = same.all(axis=1)
-        return found
+        was, now = rows_at(self.list.rows, rows[at])[:, identity], rows_at(later.list.rows, row[at])[:, identity]
+        is_over[at] = (was != now).any(axis=1)
+        return rows[is_over]
 
     def _by_slot(self, values: Ints, slots: Ints) -> Ints:
         """Return which of `values`, one a row, belongs to each of the `slots`; -1 for a slot without a wait."""

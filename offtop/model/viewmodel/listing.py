@@ -25,6 +25,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.table import Ints, lookup_keys
+from offtop.model.values.waits import NO_WAITS, WaitList
 from offtop.model.viewmodel.row_places import Folded, sites_of_processes, sites_of_threads, with_tops
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
@@ -276,7 +277,9 @@ class Listing:
         """`sizes`: key → how many threads it has."""
         newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
-        at_once = scene.filter_cache.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
+        young = scene.filter_cache.stuck(self._history.young(newest, pids), newest)
+        parts = [WaitList.of(some.in_scope(scene.scope).waits) for some in (scene.stuck, young)]
+        at_once = WaitList(np.concatenate([part.rows for part in parts]), NO_WAITS.holders)
 
         def keys_of(ids: Ints) -> tuple[Sequence[int | Pool | None], Ints]:
             if not is_of_threads:
@@ -288,7 +291,7 @@ class Listing:
             groups = (None if code is None else made.pools.groups[code] for code in numbers)
             return [pool if pool in sizes else None for pool in groups], which
 
-        return convoys(at_once.waits, keys_of, sizes, scene.catalog)
+        return convoys(at_once, keys_of, sizes, scene.catalog)
 
 
 def _pinned_thread(view: View) -> ThreadKey | None:

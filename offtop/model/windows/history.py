@@ -51,7 +51,7 @@ from offtop.model.windows.breakdown import (
     with_standing,
 )
 from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
-from offtop.model.windows.stuck import NOTHING_STUCK, PastWaits, Stuck, stuck
+from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, PastWaits, Stuck, stuck
 from offtop.model.windows.stuck import with_standing as with_standing_waits
 from offtop.model.windows.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
@@ -401,19 +401,18 @@ class History:
             index = number - self._ticks[0].number if self._ticks else -1
             return self._ticks[index] if 0 <= index < len(self._ticks) else None
 
-    def stuck(self, tick: HistoryTick, pids: Collection[int] | None = None) -> Stuck:
-        """Return the waits that were in progress at the end of `tick`.
-
-        For `pids` that includes the young ones, as far as they are known: only at the newest tick.
-        """
+    def stuck(self, tick: HistoryTick) -> Stuck:
+        """Return the waits that were in progress at the end of `tick`."""
         with self._lock:
             waits, (idle, newest) = self._waits.at(tick.at_ns), self._newest_stuck
-        if pids is None and tick.idle is idle:
-            return newest
-        if pids is None:
-            return stuck(waits, tick.at_ns, tick.header.catalog, tick.idle)
-        of_pids = waits.of_rows(np.isin(waits.rows[:, 0], [*pids]))
-        return stuck(of_pids, tick.at_ns, tick.header.catalog, tick.idle, 0)
+        return newest if tick.idle is idle else stuck(waits, tick.at_ns, tick.header.catalog, tick.idle)
+
+    def young(self, tick: HistoryTick, pids: Collection[int]) -> Stuck:
+        """Return the waits of these processes that `stuck` leaves out, as far as they are known: at the newest tick."""
+        with self._lock:
+            waits = self._waits.at(tick.at_ns)
+        is_young = (waits.ages_ns(tick.at_ns) < LEAST_AGE_NS) & np.isin(waits.rows[:, 0], [*pids])
+        return stuck(waits.of_rows(is_young), tick.at_ns, tick.header.catalog, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""

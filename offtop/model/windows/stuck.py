@@ -125,8 +125,8 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     old = old[np.lexsort((tids, pids, -ages_ns[old]))]
     every, ages_ns = every.of_rows(old), ages_ns[old]
     ids = every.rows[:, : SITES.width].copy()
-    kinds, which = np.unique(ids[:, KERNEL] * 2 + every.is_ready, return_inverse=True)
-    names = [_current_category(kind >> 1, bool(kind & 1), catalog) for kind in kinds.tolist()]
+    kinds, which = distinct_rows((ids[:, KERNEL] * 2 + every.is_ready)[:, None])
+    names = [_current_category(kind >> 1, bool(kind & 1), catalog) for (kind,) in kinds]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
     asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
@@ -134,8 +134,8 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     ids[:, USER] = every.rows[:, READ_USER]
     by_rule = idle.by_rule.of(ids)
     looks_idle = np.where(by_rule == 0, looks_idle, by_rule > 0)
-    codes, leaf = np.unique(which << 1 | looks_idle, return_inverse=True)
-    leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
+    codes, leaf = distinct_rows((which << 1 | looks_idle)[:, None])
+    leaves = [Leaf(names[code >> 1], bool(code & 1)) for (code,) in codes]
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, counts=integers([], 3))
     return with_standing(Stuck(at_ns, every, shares), idle.standing)
 
@@ -193,8 +193,8 @@ class PastWaits:
         if before is None:
             return
         was, now, at_ns = Waits.of(before.waiting), Waits.of(snapshot.waiting), before.at_ns
-        is_old = was.list.began_ns <= at_ns - LEAST_AGE_NS
-        ended = was.list.of_rows(is_old & was.changed_since(now) & ~was.go_on_in(now))
+        ended = was.list.of_rows(was.ended_by(now))
+        ended = ended.of_rows(ended.began_ns <= at_ns - LEAST_AGE_NS)
         if len(ended):
             packed = columns.compressed(numbers_of(ended))
             self._ended.append((snapshot.at_ns, at_ns, packed))

@@ -75,7 +75,7 @@ def test_slots_change_no_comparison(before: list[Step], after: list[Step]) -> No
     for a, b in ((earlier, later), (later, earlier), (earlier, earlier)):
         assert a[0].changed_since(b[0]).tolist() == a[1].changed_since(b[1]).tolist()
         if len({*a[1]}) == len(a[1]) and len({*b[1]}) == len(b[1]):  # a thread has one slot
-            assert a[0].go_on_in(b[0]).tolist() == a[1].go_on_in(b[1]).tolist()
+            assert a[0].ended_by(b[0]).tolist() == a[1].ended_by(b[1]).tolist()
 
 
 def test_a_wait_goes_on_if_only_something_about_it_changes() -> None:
@@ -91,7 +91,7 @@ def test_a_wait_goes_on_if_only_something_about_it_changes() -> None:
         ]
     )
     now = threads.waits(lineage, with_slots=True)
-    assert before.go_on_in(now).tolist() == [True, True, False, False]
+    assert before.ended_by(now).tolist() == [2, 3]
     assert now.changed_since(before).tolist() == before.changed_since(now).tolist() == [False, True, True, True]
 
 

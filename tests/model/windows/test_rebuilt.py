@@ -115,9 +115,11 @@ def test_everything_else_is_the_same_for_a_part_of_the_history(table: tuple[Wait
         assert (kept is None) == (tick is None)
         if kept and tick:
             assert by_category(kept.breakdown) == by_category(tick.breakdown)
-            for those in (None, {100, 700, 800, 900, 4242}):
-                some = history.stuck(tick, those).waits
-                assert [ages(one, kept) for one in other.stuck(kept, those).waits] == [ages(one, tick) for one in some]
+            pids = {100, 700, 800, 900, 4242}
+            some = history.stuck(tick), history.young(tick, pids)
+            same_there = other.stuck(kept), other.young(kept, pids)
+            for waits, those in zip(some, same_there, strict=True):
+                assert [ages(one, kept) for one in those.waits] == [ages(one, tick) for one in waits.waits]
 
 
 def ages(one: object, tick: HistoryTick) -> tuple[object, ...]:
