@@ -20,7 +20,17 @@ from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import nameless
-from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, distinct_rows, integers, thread_codes
+from offtop.model.values.table import (
+    NO_SITES,
+    SITES,
+    Ints,
+    Mask,
+    SiteKeys,
+    distinct_rows,
+    integers,
+    rows_at,
+    thread_codes,
+)
 from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE, WaitList
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE, Leaf, Shares
 from offtop.model.windows.stuck import Stuck
@@ -99,10 +109,10 @@ class WaitsOfTick:
         wait for them.
         """
         has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
-        if not self.standing or not has_settled or self.snapshot.sampling:
+        if not len(self.standing) or not has_settled or self.snapshot.sampling:
             return NO_SITES
-        ids = self.waits.sites[self.standing]
-        return SiteKeys(ids[self._window.still.mask(ids)])
+        ids = rows_at(self.waits.sites, self.standing)
+        return SiteKeys(rows_at(ids, self._window.still.mask(ids)))
 
     def place(self, row: int) -> SiteKey:
         """Return a wait's site, with the user stack of an ended wait if its own is not known yet."""
@@ -164,9 +174,9 @@ class WaitsOfTick:
         counts[: len(self.idle)] = ~looks_idle & ~self._is_leaf(lambda leaf: leaf.category in _RESOURCES) & ~is_short
         return counts
 
-    def _standing(self) -> list[int]:
+    def _standing(self) -> Ints:
         if not len(self.waits):
-            return []
+            return np.empty(0, np.int64)
         rows = self.waits.rows
         # A scan may find a wait in later ticks, too: after a filter was removed, or after a record was lost.
         was_found = (rows[:, BOUND] != Bound.EXACT) | (
@@ -181,7 +191,7 @@ class WaitsOfTick:
         own = self.counts.astype(np.float64)
         own[may] = 0.0
         through = self.paths.passed(own).through
-        return may[through[may] <= 0].tolist()
+        return may[through[may] <= 0]
 
     def _are_of_normal_kind(self, rows: Mask) -> Mask:
         """Return which of these rows are of a category in which a thread waits for work."""

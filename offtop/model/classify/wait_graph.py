@@ -43,7 +43,18 @@ from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
-from offtop.model.values.table import RUNNING_NS, THREADS, Ints, Mask, distinct, integers, table_of, thread_codes
+from offtop.model.values.table import (
+    RUNNING_NS,
+    THREADS,
+    Ints,
+    Mask,
+    are_among,
+    distinct,
+    integers,
+    rows_at,
+    table_of,
+    thread_codes,
+)
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE, Shares
@@ -491,21 +502,22 @@ def _waiting(waits: WaitList, categories: Sequence[str], leaf: Ints, at_ns: int,
 
     `categories`, `leaf`: as of Nodes.
     """
-    if not len(waits):
-        return np.zeros(0)
+    so_far = np.minimum(waits.ages_ns(at_ns), span_ns)
+    found = so_far.astype(np.float64)
+    young = np.flatnonzero(so_far < span_ns)  # the others have lasted for the whole window
+    codes, threads = thread_codes(every.ids), thread_codes(rows_at(waits.rows[:, :2], young))
+    at = np.flatnonzero(are_among(codes, threads))
+    if not len(at):
+        return found / max(1, span_ns)
     numbers = {name: number for number, name in enumerate({*categories, *(leaf.category for leaf in every.leaves)})}
     bits = len(numbers).bit_length()
     of_leaf = np.array([numbers[leaf.category] for leaf in every.leaves], np.int64)
-    codes = thread_codes(every.ids) << bits
-    if len(of_leaf):
-        codes |= of_leaf[every.leaf]
-    once, which = np.unique(codes, return_inverse=True)
-    sums = np.bincount(which, every.total_ns, len(once))
-    own = thread_codes(waits.rows) << bits | np.array([numbers[name] for name in categories], np.int64)[leaf]
-    at = np.minimum(np.searchsorted(once, own), len(once) - 1)
-    found = np.where(once[at] == own, sums[at], 0) if len(once) else np.zeros(len(own))
-    so_far = np.minimum(waits.ages_ns(at_ns), span_ns)
-    return np.minimum(np.maximum(found, so_far), span_ns) / max(1, span_ns)
+    once, which = np.unique(codes[at] << bits | of_leaf[every.leaf[at]], return_inverse=True)
+    sums = np.bincount(which, every.total_ns[at], len(once))
+    own = threads << bits | np.array([numbers[name] for name in categories], np.int64)[leaf[young]]
+    place = np.minimum(np.searchsorted(once, own), len(once) - 1)
+    found[young] = np.maximum(found[young], np.where(once[place] == own, sums[place], 0))
+    return np.minimum(found, span_ns) / max(1, span_ns)
 
 
 def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:

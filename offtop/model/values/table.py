@@ -361,6 +361,15 @@ def positions_of(wanted: Ints, codes: Ints) -> Ints:
     return np.where(codes[at] == wanted, at, -1)
 
 
+def are_among(values: Ints, some: Ints) -> Mask:
+    """Return which of many `values` are among `some` others, of which there are fewer. np.isin would sort all."""
+    if not len(some):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(some)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[at] == values
+
+
 def of_exited(ids: Ints) -> Ints:
     """Return the key to which the totals of each evicted key are added: EXITED, and of a site its kernel stack."""
     keys = ids.copy()

@@ -47,6 +47,7 @@ from offtop.model.values.table import (
     counts_of,
     integers,
     of_exited,
+    rows_at,
     summed,
     summed_lanes,
     table_of,
@@ -271,17 +272,18 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     other entries in the window.
     """
     is_new = now.changed_since(before)
-    went_on, new = so_far_of(now.list.rows[~is_new], now_ns), so_far_of(now.list.rows[is_new], now_ns)
-    over = so_far_of(before.list.rows[before.changed_since(now)], before_ns)
+    every = so_far_of(now.list.rows, now_ns)
+    went_on, new = rows_at(every, ~is_new), rows_at(every, is_new)
+    over = so_far_of(rows_at(before.list.rows, before.changed_since(now)), before_ns)
     ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
     is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
     is_still &= ~np.isin(thread_codes(went_on), moved)
-    others = went_on[~is_still]
+    others = rows_at(went_on, ~is_still)
     others_before = others.copy()
     others_before[:, SITES.width] -= now_ns - before_ns
     for past in (others_before, over):
         past[:, SITES.width : SITES.width + 2] *= -1
-    return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before)), over
+    return SiteKeys(rows_at(went_on[:, : SITES.width], is_still)), np.concatenate((new, others, others_before)), over
 
 
 def so_far_of(waits: Ints, at_ns: int) -> SoFar:
