@@ -2,6 +2,7 @@
 
 import pytest
 
+from offtop.model.aggregate.filter import NOTHING, parse
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource, Waits
@@ -91,6 +92,21 @@ async def test_l_on_a_small_screen_returns_to_the_categories() -> None:
                 seen.append((app.view.focus, bool(title(app))))
             assert seen == [(CATEGORIES, True), (LATENCY, True), (CATEGORIES, False)]
             assert app.view.thread == thread
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+@asynchronous
+async def test_esc_closes_the_latency_pane_and_then_clears_the_filter(presses: int) -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), view=View(delay_ns=QUICK_NS, filter=parse("cat=lock"))) as (
+        app,
+        pilot,
+    ):
+        await pilot.press(*["l"] * presses)
+        assert title(app)
+        await pilot.press("escape")
+        assert (title(app), app.view.focus, app.view.filter) == ("", CATEGORIES, parse("cat=lock"))
+        await pilot.press("escape")
+        assert app.view.filter == NOTHING
 
 
 @asynchronous

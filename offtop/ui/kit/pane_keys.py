@@ -89,7 +89,7 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
             "heat map",
             (
                 ("down,up,left,right", "move between cells"),
-                ("drill", "show all panes as they were at that time"),
+                ("drill,back", "show all panes as they were at that time; go back"),
                 ("latency", "histogram, heat map, or neither"),
             ),
         ),
