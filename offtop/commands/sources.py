@@ -105,8 +105,6 @@ def live(
     source = source or _sampled(rules, filters, args, loaded, keep_ns, counted, refused)
     for notice in source.notices:
         warn(f"offtop: {notice}")
-    if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
-        warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
         _count_for_triggers(source, triggers, counted, is_sampled)
         yield source
@@ -175,7 +173,8 @@ def _sampled(
             raise refused
         if counted:
             raise NeedsBpfError(NO_FILES if counted == FILE else NO_DISKS)
-        return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused)
+        ignored = options.options_ignored_without_bpf(args)
+        return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused, ignored)
     except NeedsBpfError as error:
         if not refused:
             raise

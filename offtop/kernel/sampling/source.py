@@ -85,12 +85,14 @@ class ProcSource(LiveFeed):
         keep_ns: int = _KEEP_NS,
         mode: str = OFFCPU,
         refused: OfftopError | None = None,
+        ignored: Sequence[str] = (),
     ) -> None:
         """Start sampling.
 
-        `cpu_pct` is for all of offtop, in percent of one CPU; `refused` says why there is no BPF. Raises an OfftopError
-        if sampling cannot measure what is requested.
+        `cpu_pct` is for all of offtop, in percent of one CPU; `refused` says why there is no BPF; `ignored` are options
+        that only BPF follows. Raises an OfftopError if sampling cannot measure what is requested.
         """
+        self._ignored = ignored
         self._refusal = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
         procfs.check_schedstat(_ROOT)
         _check(filters)
@@ -149,7 +151,10 @@ class ProcSource(LiveFeed):
             what = "only your own processes are"
         elif self._container_only:
             what = "only this container's processes are"
-        return (f"{what} sampled{self._refusal}; unknown: {self._missing}",)
+        sampled = f"{what} sampled{self._refusal}; unknown: {self._missing}"
+        if not self._ignored:
+            return (sampled,)
+        return sampled, f"without BPF these options have no effect: {', '.join(self._ignored)}"
 
     @property
     def _missing(self) -> str:
@@ -475,6 +480,7 @@ class ProcSource(LiveFeed):
             ("waits identified by", self._where),
             ("run-queue time", "the kernel's run_delay"),
             ("unknown", self._missing),
+            *([("without effect", ", ".join(self._ignored))] if self._ignored else []),
         ]
 
     def close(self) -> None:
