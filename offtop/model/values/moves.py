@@ -11,7 +11,7 @@ from typing import cast, overload
 import numpy as np
 
 from offtop.model.values.snapshot import Move
-from offtop.model.values.table import RUNQUEUE_NS, SITES, TOTAL_NS, Ints, SiteKeys, integers
+from offtop.model.values.table import RUNQUEUE_NS, SITES, TOTAL_NS, Ints, SiteKeys, integers, rows_at
 
 WAS, NOW = 0, SITES.width
 SINCE, UNTIL, READY = range(2 * SITES.width, 2 * SITES.width + 3)
@@ -64,11 +64,11 @@ class Moves(Sequence[Move]):
 
     def begun_before(self, at_ns: int) -> "Moves":
         """Return the moves that began before `at_ns`, whole."""
-        return Moves(self.rows[self.rows[:, SINCE] < at_ns])
+        return Moves(rows_at(self.rows, self.rows[:, SINCE] < at_ns))
 
     def ended_after(self, at_ns: int) -> "Moves":
         """Return the moves that end at `at_ns` or later, whole."""
-        return Moves(self.rows[self.rows[:, UNTIL] >= at_ns])
+        return Moves(rows_at(self.rows, self.rows[:, UNTIL] >= at_ns))
 
     def before(self, at_ns: int) -> "Moves":
         """Return the parts of moves before `at_ns`."""
@@ -80,7 +80,7 @@ class Moves(Sequence[Move]):
 
     def after(self, at_ns: int) -> "Moves":
         """Return the parts of moves from `at_ns` on."""
-        some = self.rows[self.rows[:, UNTIL] > at_ns]
+        some = rows_at(self.rows, self.rows[:, UNTIL] > at_ns)
         some[:, SINCE] = np.maximum(some[:, SINCE], at_ns)
         some[:, READY] = np.minimum(some[:, READY], some[:, UNTIL] - some[:, SINCE])
         return Moves(some)
@@ -88,11 +88,11 @@ class Moves(Sequence[Move]):
     def outside(self, sites: SiteKeys, begin_ns: int, end_ns: int) -> "Moves":
         """Return the moves without their parts from `begin_ns` to `end_ns` that take time from one of `sites`."""
         some = (self.rows[:, SINCE] < end_ns) & (self.rows[:, UNTIL] > begin_ns)
-        some[some] = sites.mask(self.rows[some, WAS:NOW])
+        some[some] = sites.mask(rows_at(self.rows[:, WAS:NOW], some))
         if not some.any():
             return self
-        cut = Moves(self.rows[some])
-        return Moves.all((Moves(self.rows[~some]), cut.before(begin_ns), cut.after(end_ns)))
+        cut = Moves(rows_at(self.rows, some))
+        return Moves.all((Moves(rows_at(self.rows, ~some)), cut.before(begin_ns), cut.after(end_ns)))
 
     @property
     def reversed(self) -> "Moves":

@@ -11,7 +11,7 @@ from offtop.model.windows.history import History, HistoryTick
 
 Table = Mapping[tuple[int, ...], PartTuple]
 
-_SMALL = 512
+_SMALL = 1_024
 """A table of up to so many entries is stored until its tick leaves the sum; a larger one is built again."""
 
 

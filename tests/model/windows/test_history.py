@@ -210,7 +210,7 @@ def test_rolling_sum_takes_each_tick_once_even_if_none_before_its_span_is_kept()
 
     def by_threads(tick: HistoryTick) -> Mapping[tuple[int, ...], PartTuple]:
         taken.append(tick.number)
-        return {**by_thread(tick.shares, Scope()), **{(one,): (1, 1, 1, 1) for one in range(1000)}}  # a large table
+        return {**by_thread(tick.shares, Scope()), **{(one,): (1, 1, 1, 1) for one in range(2000)}}  # a large table
 
     rolling = Rolling(by_threads)
     for end in range(5, 21):
