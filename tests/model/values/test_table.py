@@ -1,14 +1,20 @@
-"""Rows that repeat: a few small ones, which are counted, and ones too wide for that, which are sorted."""
+"""Rows of integers: distinct ones, groups, sums, and those that are also elsewhere."""
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import ThreadTotals
 from offtop.model.values.table import (
+    SITES,
     THREADS,
     Groups,
+    SiteKeys,
     Table,
+    are_among,
     distinct,
     integers,
     lanes_of,
@@ -64,3 +70,19 @@ def test_histograms_of_one_key_are_summed_and_lanes_that_cancel_out_are_gone() -
     numbers = np.ones((4, THREADS.numbers), np.int64)
     table = summed(THREADS, integers([(7, 8), (1, 2), (7, 8), (7, 8)], 2), numbers, counts)
     assert (table.ids.tolist(), table.counts.tolist()) == ([[1, 2], [7, 8]], [[0, 9, 4], [1, 5, 3]])
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 5_000])
+def test_mask_finds_the_sites_that_are_there_and_no_others(count: int) -> None:
+    """With 5,000 keys, hundreds share a slot with another one."""
+    keys = np.random.default_rng(count).integers(0, 1 << 40, (2 * count + 1, SITES.width))
+    keys[-1] = 0  # as empty slots are
+    some = SiteKeys(keys[:count])
+    assert some.mask(keys).tolist() == [True] * count + [False] * (count + 1)
+    assert SiteKeys(keys).mask(keys[::-1]).all()
+
+
+@given(st.lists(st.integers(-3, 12)), st.lists(st.integers(0, 9)))
+def test_values_among_others_are_those_of_isin(values: list[int], some: list[int]) -> None:
+    found = are_among(np.array(values, np.int64), np.array(some, np.int64))
+    assert found.tolist() == [one in some for one in values]
