@@ -14,7 +14,7 @@ from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.table import SiteKeys, distinct_rows, rows_at
+from offtop.model.values.table import SiteKeys, rows_at
 from offtop.model.values.waits import WAKE, WaitList
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.baseline import Baseline
@@ -78,7 +78,9 @@ class SuspectWatch:
         shares = blocked.shares
         is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)[shares.leaf]
         rows = WaitList.of(blocked.waits).rows
-        pids_and_wakes, _ = distinct_rows(rows_at(rows, ~is_idle & (rows[:, WAKE] != NO_WAKE))[:, [0, WAKE]])
+        rows = rows_at(rows, ~is_idle & (rows[:, WAKE] != NO_WAKE))
+        _, first = np.unique(rows[:, WAKE], return_index=True)
+        pids_and_wakes: list[list[int]] = rows[first][:, [0, WAKE]].tolist()
         self._source.find_peers(waited_on(pids_and_wakes, snapshot.catalog.wakes))
 
 

@@ -109,6 +109,15 @@ async def test_esc_closes_the_latency_pane_and_then_clears_the_filter(presses: i
         assert app.view.filter == NOTHING
 
 
+@pytest.mark.parametrize(("size", "latency"), [((160, 50), HISTOGRAM), ((160, 50), HEATMAP), ((60, 9), HISTOGRAM)])
+@asynchronous
+async def test_esc_leaves_a_latency_pane_that_covers_no_other(size: tuple[int, int], latency: str) -> None:
+    view = View(delay_ns=QUICK_NS, filter=parse("cat=lock"), latency=latency)
+    async with shown(ScriptedSource(SHOP, ticks=12), size, view) as (app, pilot):
+        await pilot.press("escape")
+        assert (app.view.filter, app.view.latency) == (NOTHING, latency)
+
+
 @asynchronous
 async def test_l_says_so_if_there_is_no_room() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (60, 9)) as (app, pilot):

@@ -60,6 +60,7 @@ _FEWEST_ALIKE = 8
 """Number of waits at one instruction from which it pays to compare them with known paths."""
 _MOST_SAMPLES = 8
 """How many of them are unwound by themselves, to learn their paths, before the others are compared again."""
+_MOST_ROUNDS = 4
 
 
 class ReadStack(NamedTuple):
@@ -498,10 +499,12 @@ def _follow_or_sample(
     """Return the stacks of those waits that take known paths, and the other waits.
 
     `learns`: if many waits at one instruction take no known path, unwind some of them by themselves, because the others
-    may take their paths. Repeat that as long as most do.
+    may take their paths. Repeat that if most do.
     """
     found, left = _take_known_paths(unwinder, waits, note_read)
-    while learns and (samples := _samples(left.registers["ip"])):
+    for _ in range(_MOST_ROUNDS if learns else 0):
+        if not (samples := _samples(left.registers["ip"])):
+            break
         is_over = np.zeros(len(left.ids), np.bool_)
         for sample in samples:
             note_read(int(left.ids[sample, 0]))
@@ -512,7 +515,8 @@ def _follow_or_sample(
         strayed = left.of(~is_over)
         more, left = _take_known_paths(unwinder, strayed, note_read)
         found += more
-        learns = len(left.ids) < len(strayed.ids) / 2
+        if len(left.ids) > len(strayed.ids) / 2:
+            break
     return found, left
 
 

@@ -8,6 +8,7 @@ data, in `offtop/suspects.toml`, which explains them.
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -328,7 +329,7 @@ class _Ends:
         others: list[int] = ends[~is_alike].tolist()
         for end in others:
             node = self._graph.nodes[end]
-            what = next((one.what for one in self._into.get(end, ()) if one.what), "")
+            what = next((one.what for _, one in self._into.get(end, ()) if one.what), "")
             name = ("held", what or end) if end in held else (self._program(node), node.state)
             groups[name].append(np.array([end]))
         return [np.sort(np.concatenate(some)).tolist() for some in groups.values()]
@@ -392,9 +393,16 @@ class _Ends:
         return levels, edges
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
-        """Return the edges that lead to `nodes`, directly or through their processes."""
-        reached = [*nodes, *self._graph.edges.processes_of(nodes)]
-        return [edge for node in filter(self._into.__contains__, reached) for edge in self._into[node]]
+        """Return the edges to each of `nodes`, directly or through its process, in the order in which they were added."""
+        found = [
+            (at, number, edge)
+            for at, node in enumerate(nodes)
+            if node in self._into
+            for number, edge in self._into[node]
+        ]
+        for process, at, number in self._graph.edges.processes_of(nodes):
+            found += [(at, number - 0.5, edge) for _, edge in self._into.get(process, ())]
+        return [edge for *_, edge in sorted(found, key=itemgetter(0, 1))]
 
     def _hop(self, nodes: Sequence[int]) -> Hop:
         """Describe the node with the oldest wait, and those of the same program."""

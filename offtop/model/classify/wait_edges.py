@@ -33,15 +33,15 @@ class Edges:
 
     def __init__(self, of_waits: Iterable[Edge] = ()) -> None:
         self.of_waits = list(of_waits)
-        self._threads: dict[int, tuple[Ints, Floats]] = {}
-        """Node of a process → nodes of its threads, and their shares."""
+        self._threads: dict[int, tuple[Ints, Floats, int]] = {}
+        """Node of a process → nodes of its threads, their shares, and how many edges of waits there were before."""
 
     def __len__(self) -> int:
-        return len(self.of_waits) + sum(len(threads) for threads, _ in self._threads.values())
+        return len(self.of_waits) + sum(len(threads) for threads, *_ in self._threads.values())
 
     def __iter__(self) -> Iterator[Edge]:
         yield from self.of_waits
-        for process, (threads, shares) in self._threads.items():
+        for process, (threads, shares, _) in self._threads.items():
             for thread, share in zip(threads.tolist(), shares.tolist(), strict=True):
                 yield _to_thread(process, thread, share)
 
@@ -50,28 +50,34 @@ class Edges:
 
     def add_threads(self, process: int, threads: Ints, shares: Floats) -> None:
         """Add the edges from a process to its threads."""
-        self._threads[process] = threads, shares
+        self._threads[process] = threads, shares, len(self.of_waits)
 
     def threads_of(self, process: int) -> Sequence[int]:
         """Return the nodes of those threads of a process that may act for it; none if it is no process."""
         return self._threads[process][0].tolist() if process in self._threads else ()
 
-    def into(self) -> Mapping[int, Sequence[Edge]]:
-        """Return the edges from waits by their target."""
-        found: defaultdict[int, list[Edge]] = defaultdict(list)
-        for one in self.of_waits:
-            found[one.target].append(one)
+    def into(self) -> Mapping[int, Sequence[tuple[int, Edge]]]:
+        """Return the edges from waits by their target, each with its number."""
+        found: defaultdict[int, list[tuple[int, Edge]]] = defaultdict(list)
+        for number, one in enumerate(self.of_waits):
+            found[one.target].append((number, one))
         return found
 
-    def processes_of(self, threads: Sequence[int]) -> list[int]:
-        """Return the processes with an edge to any of these threads."""
-        return [process for process, (own, _) in self._threads.items() if np.isin(own, threads).any()]
+    def processes_of(self, threads: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield the processes with an edge to any of these threads.
+
+        Each with the position of the first of these, and the number of the edge from a wait that was added next.
+        """
+        for process, (own, _, number) in self._threads.items():
+            at = np.flatnonzero(np.isin(threads, own))
+            if len(at):
+                yield process, int(at[0]), number
 
     def between(self, source: int, target: int) -> Edge:
         """Return the edge from `source` to `target`. Raises KeyError if there is none."""
         if source not in self._threads:
             return {one.target: one for one in self.of_waits if one.source == source}[target]
-        threads, shares = self._threads[source]
+        threads, shares, _ = self._threads[source]
         return _to_thread(source, target, dict(zip(threads.tolist(), shares.tolist(), strict=True))[target])
 
     @property
@@ -80,7 +86,7 @@ class Edges:
         sources = [np.array([one.source for one in self.of_waits], np.int64)]
         targets = [np.array([one.target for one in self.of_waits], np.int64)]
         shares = [np.array([one.share for one in self.of_waits], np.float64)]
-        for process, (threads, of_threads) in self._threads.items():
+        for process, (threads, of_threads, _) in self._threads.items():
             sources.append(np.full(len(threads), process))
             targets.append(threads)
             shares.append(of_threads)

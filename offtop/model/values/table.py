@@ -406,6 +406,10 @@ class SiteKeys(Sequence[SiteKey]):
     def __iter__(self) -> Iterator[SiteKey]:
         return map(SITES.key, self.ids.tolist())
 
+    @property
+    def bytes_held(self) -> int:
+        return self.ids.nbytes + (self._marks.bytes_held if self._marks else 0)
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, SiteKey) and bool(self.mask(integers([key], SITES.width))[0])
 
@@ -441,6 +445,10 @@ class _Marks:
         self._slots[marks >> self._shift] = marks
         self._others = np.sort(marks[~self._in_slot(marks)])
         """Those whose slot has another one."""
+
+    @property
+    def bytes_held(self) -> int:
+        return self._slots.nbytes + self._others.nbytes
 
     def mask(self, marks: NDArray[np.uint64]) -> Mask:
         found = self._in_slot(marks)

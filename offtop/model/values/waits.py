@@ -174,7 +174,10 @@ class Waits(Mapping[ThreadKey, Waiting]):
         return before._by_slot(before.versions, self.slots) != self.versions
 
     def ended_by(self, later: "Waits") -> Ints:
-        """Return the rows of the waits that are not in progress in `later`, where others may have changed."""
+        """Return the rows of the waits that have ended by `later`.
+
+        A wait that goes on is not among them, even if something about it has changed.
+        """
         rows = np.flatnonzero(self.changed_since(later))
         if self.lineage is later.lineage and self.slots is not None and later.slots is not None:
             row = later._by_slot(np.arange(len(later)), self.slots[rows])

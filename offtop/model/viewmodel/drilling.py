@@ -12,13 +12,10 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.wake import OFFCPU, WAKEUP, Object
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.view import (
-    AUTO,
     CATEGORIES,
     DISKS,
     FILES,
     FLAME,
-    HEATMAP,
-    HISTOGRAM,
     LATENCY,
     LIST,
     OUTLIERS,
@@ -28,7 +25,7 @@ from offtop.model.viewmodel.view import (
     FlameView,
     View,
 )
-from offtop.model.viewmodel.view_changes import about, filtered, in_cgroup, into, out_of, out_of_waker, with_latency
+from offtop.model.viewmodel.view_changes import about, filtered, in_cgroup, into, out_of, out_of_waker
 from offtop.model.windows.breakdown import ALL
 
 
@@ -107,7 +104,7 @@ def left(view: View) -> View:
     if view.focus in (STUCK, OUTLIERS, FILES, DISKS):
         return panes.off_cpu_panes(view)
     if view.focus == LATENCY:
-        return with_latency(view, AUTO)
+        return replace(view, focus=CATEGORIES)
     drilled = view.drilled
     if view.focus == TREE and drilled != "thread" and not (drilled == "wakers" and view.is_at_waker):
         return replace(view, focus=LIST)
@@ -137,8 +134,6 @@ def left(view: View) -> View:
         return replace(view, focus=CATEGORIES)
     if view.category != ALL:
         return at_category(view, ALL)
-    if view.latency in (HISTOGRAM, HEATMAP):
-        return with_latency(view, AUTO)
     return replace(view, filter=NOTHING, user="", group=None)
 
 

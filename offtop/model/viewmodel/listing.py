@@ -24,7 +24,7 @@ from offtop.model.aggregate.rows import (
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.table import Ints, lookup_keys
+from offtop.model.values.table import Ints, lookup_keys, rows_at
 from offtop.model.values.waits import NO_WAITS, WaitList
 from offtop.model.viewmodel.row_places import Folded, sites_of_processes, sites_of_threads, with_tops
 from offtop.model.viewmodel.scene import Scene
@@ -278,8 +278,9 @@ class Listing:
         newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
         young = scene.filter_cache.stuck(self._history.young(newest, pids), newest)
-        parts = [WaitList.of(some.in_scope(scene.scope).waits) for some in (scene.stuck, young)]
-        at_once = WaitList(np.concatenate([part.rows for part in parts]), NO_WAITS.holders)
+        parts = [WaitList.of(some.in_scope(scene.scope).waits).rows for some in (scene.stuck, young)]
+        parts[0] = rows_at(parts[0], np.isin(parts[0][:, 0], [*pids]))
+        at_once = WaitList(np.concatenate(parts), NO_WAITS.holders)
 
         def keys_of(ids: Ints) -> tuple[Sequence[int | Pool | None], Ints]:
             if not is_of_threads:

@@ -268,8 +268,8 @@ class History:
             standing = self._newest_standing
         idle = idle._replace(standing=standing)
         tick = HistoryTick.of(window, idle, self._number, with_standing(every, standing))
-        own = _PART_BYTES * len(tick.leaves) + (periodic.ids.nbytes + self._newest_by_rule.bytes_held if is_new else 0)
-        own += standing.ids.nbytes if standing is not self._newest_standing else 0
+        own = _PART_BYTES * len(tick.leaves) + (periodic.bytes_held + self._newest_by_rule.bytes_held if is_new else 0)
+        own += standing.bytes_held if standing is not self._newest_standing else 0
         tick = replace(tick, bytes_held=_bytes_of(tick) + own)
         self._newest_standing = standing
         with self._lock:

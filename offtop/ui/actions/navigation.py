@@ -4,7 +4,7 @@ from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.viewmodel import drilling, panes, view_changes
 from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.view import TREE, View
+from offtop.model.viewmodel.view import AUTO, CATEGORIES, LATENCY, TREE, View
 from offtop.ui.actions.display import Display, refuse_without
 from offtop.ui.actions.pane import Panes
 
@@ -51,8 +51,16 @@ class Navigation:
         view, picture = self._display.view, self._display.picture
         if picture and _filter_matches_nothing(view, picture):
             self._display.set_view(view_changes.of_user(view_changes.filtered(view, NOTHING), ""))
+        elif self._covers_other_panes(view):
+            self._display.set_view(view_changes.with_latency(view, AUTO))
         else:
             self._display.set_view(drilling.left(view))
+
+    def _covers_other_panes(self, view: View) -> bool:
+        """Return whether the latency pane is open, but nothing else, where there is no room for it beside the others."""
+        is_focused = view.focus in (LATENCY, CATEGORIES) and not (view.zoomed or view.search)
+        without = self._display.layout_of(view_changes.with_latency(view, AUTO))
+        return is_focused and LATENCY in self._display.layout.panels and LATENCY not in without.panels
 
     def open(self) -> None:
         self._panes.focused.open()

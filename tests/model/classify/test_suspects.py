@@ -505,3 +505,13 @@ def test_suspect_stays_while_short_waits_happen_to_be_over() -> None:
     for machine in [flocks(10, 3, 20).tick()] * WEIGHTS.ticks:
         finder.tick(machine)
     assert finder.tick(quiet).suspects == []  # a wait of 9 s does not happen to be over
+
+
+def test_who_waits_for_a_thread_and_for_its_process_is_shown_by_the_first_of_both() -> None:
+    machine = Machine()
+    waiter = machine.waits("sh", 10, "child-wait")
+    machine.waits("job", 20, "disk-read", 60)
+    end = machine.waits("job", 20, "disk-read", 50, tid=21)
+    machine.held(waiter, Blocker(*end, MUTEX, True), Blocker(20, 0, CHILD, True))
+    (one,) = machine.found().suspects
+    assert [(hop.program, hop.via) for hop in one.hops] == [("sh", CHILD), ("job", "")]

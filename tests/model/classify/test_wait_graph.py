@@ -31,7 +31,7 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
-from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
+from offtop.model.values.wake import NO_WAKE, THREAD, WAKEUP, Object, Wake, Waker
 from tests.model.machine import Machine
 
 _BACKEND = "postgres: main: bench shop [local] "
@@ -336,8 +336,18 @@ def test_edges_to_the_threads_of_a_process_are_like_others() -> None:
     assert [*edges] == [edge(0, 4), *to_threads]
     assert len(edges) == 4
     assert (edges.threads_of(4), edges.threads_of(0)) == ([1, 2, 3], ())
-    assert (edges.processes_of([0, 3]), edges.processes_of([0])) == ([4], [])
-    assert dict(edges.into()) == {4: [edge(0, 4)]}
+    assert ([*edges.processes_of([0, 3])], [*edges.processes_of([0])]) == ([(4, 1, 1)], [])
+    assert dict(edges.into()) == {4: [(0, edge(0, 4))]}
     assert (edges.between(0, 4), edges.between(4, 2)) == (edge(0, 4), to_threads[1])
     found = Paths(5, edges).passed(np.array([2.0, 0.0, 1.0, 0.0, 0.0]))
     assert found.ends.tolist() == [0, 1.0, 1.5, 0.5, 0]
+
+
+def test_a_thread_waits_for_as_long_as_in_all_of_its_waits_of_the_category() -> None:
+    machine = Machine()
+    machine.waits("old", 20, "lock", 10)
+    young = machine.waits("db", 10, "disk-read", 0.3)
+    machine.ended(young, "pipe", NO_WAKE, 2, ms=100)
+    machine.ended(young, "disk-read", NO_WAKE, 4, ms=100)
+    machine.waits("new", 30, "pipe", 0.2)
+    assert machine.graph().waiting.tolist() == pytest.approx([1.0, 0.3 + 0.4, 0.2])
