@@ -393,7 +393,7 @@ class _Ends:
         return levels, edges
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
-        """Return the edges to each of `nodes`, directly or through its process, in the order in which they were added."""
+        """Return the edges to each of `nodes`, directly or through its process, as they were added."""
         found = [
             (at, number, edge)
             for at, node in enumerate(nodes)

@@ -57,7 +57,7 @@ class Navigation:
             self._display.set_view(drilling.left(view))
 
     def _covers_other_panes(self, view: View) -> bool:
-        """Return whether the latency pane is open, but nothing else, where there is no room for it beside the others."""
+        """Return whether nothing but the latency pane is open, where there is no room for it beside others."""
         is_focused = view.focus in (LATENCY, CATEGORIES) and not (view.zoomed or view.search)
         without = self._display.layout_of(view_changes.with_latency(view, AUTO))
         return is_focused and LATENCY in self._display.layout.panels and LATENCY not in without.panels
