@@ -31,7 +31,8 @@ from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot, Waiting
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.waits import WaitList
+from offtop.model.values.table import thread_codes
+from offtop.model.values.waits import WaitList, Waits
 from offtop.model.windows.breakdown import Idle
 from offtop.model.windows.history import History
 from offtop.model.windows.stuck import Stuck, stuck
@@ -221,6 +222,28 @@ def test_a_wait_from_before_offtop_has_a_maximum_age_within_20_ms(built: Path) -
                 age = next(some.age(row) for row, it in enumerate(some.waits) if it.site.tid == child.pid)
                 assert abs(age.ns - (fresh.last.at_ns - child.at["asleep"])) <= 20 * MS
                 assert age.text.startswith("<=")
+
+
+def test_reading_all_waits_again_changes_none_that_goes_on(built: Path) -> None:
+    """Otherwise it would not have gone on through the whole tick, and would not count as standing in it."""
+    with programs.running([built / "sleeps"]) as child:
+        child.go()
+        wait_until_asleep(child.pid)
+        with watch.watching() as fresh:
+            until_s = time.monotonic() + 10
+            while not waiting(fresh, child.pid).user and time.monotonic() < until_s:
+                fresh.tick(0.4)
+            fresh.tick(0.2)
+            known = waiting(fresh, child.pid)
+            assert (known.bound, known.user != NO_STACK) == (Bound.AT_MOST, True)
+            for _ in range(3):
+                fresh.source._stages.must_prime = True  # pyright: ignore[reportPrivateUsage]
+                before = Waits.of(fresh.last.waiting)
+                fresh.tick(0.2)
+                now = Waits.of(fresh.last.waiting)
+                assert not now.changed_since(before)[
+                    now.rows_of(thread_codes(np.array([[child.pid, child.pid]])))
+                ].any()
 
 
 def test_a_later_wait_has_an_exact_age_and_is_stuck_at_the_next_tick(live: Watch, built: Path) -> None:
