@@ -109,6 +109,18 @@ async def test_esc_closes_the_latency_pane_and_then_clears_the_filter(presses: i
         assert app.view.filter == NOTHING
 
 
+@asynchronous
+async def test_esc_leads_back_to_the_pane_from_which_latency_was_opened() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab", "enter", "t")
+        before = app.view
+        assert before.focus == TREE
+        await pilot.press("l")
+        assert title(app)
+        await pilot.press("escape")
+        assert (app.view.focus, app.view.pid, title(app)) == (TREE, before.pid, "")
+
+
 @pytest.mark.parametrize(("size", "latency"), [((160, 50), HISTOGRAM), ((160, 50), HEATMAP), ((60, 9), HISTOGRAM)])
 @asynchronous
 async def test_esc_leaves_a_latency_pane_that_covers_no_other(size: tuple[int, int], latency: str) -> None:

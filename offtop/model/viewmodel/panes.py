@@ -67,14 +67,14 @@ def _with_io_list(view: View, **changes: bool | int) -> View:
 def flame_or_not(view: View) -> View:
     if view.focus == FLAME:
         return replace(view, focus=view.came_from)
-    return replace(view, focus=FLAME, path=(), came_from=_came_from(view), zoomed=False)
+    return replace(view, focus=FLAME, path=(), came_from=came_from(view), zoomed=False)
 
 
 def stuck_or_not(view: View) -> View:
     """Open the list of waits in progress, or return to the previous pane."""
     if view.focus == STUCK:
         return off_cpu_panes(view)
-    view = replace(view, came_from=_came_from(view))
+    view = replace(view, came_from=came_from(view))
     return replace(view, focus=STUCK, path=(), zoomed=False, stuck=StuckView(view.stuck.cursor))
 
 
@@ -82,23 +82,23 @@ def outliers_or_not(view: View) -> View:
     """Open the list of outliers, or return to the previous pane."""
     if view.focus == OUTLIERS:
         return off_cpu_panes(view)
-    view = replace(view, came_from=_came_from(view))
+    view = replace(view, came_from=came_from(view))
     return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
 
 
 def at_list(view: View, pane: str) -> View:
     """Open the list of file operations or of requests to disks."""
-    return replace(view, came_from=_came_from(view), focus=pane, path=(), zoomed=False)
+    return replace(view, came_from=came_from(view), focus=pane, path=(), zoomed=False)
 
 
-def _came_from(view: View) -> str:
+def came_from(view: View) -> str:
     """Return the focused pane, or the one before a pane that has the whole screen."""
     return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
 
 
 def at_outlier(view: View, one: Which) -> View:
     """Move the cursor of the outliers."""
-    return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
+    return replace(view, focus=OUTLIERS, came_from=came_from(view), zoomed=False, outliers=OutliersView(one))
 
 
 def with_triggers(view: View, triggers: tuple[str, ...]) -> View:

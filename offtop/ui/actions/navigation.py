@@ -52,7 +52,7 @@ class Navigation:
         if picture and _filter_matches_nothing(view, picture):
             self._display.set_view(view_changes.of_user(view_changes.filtered(view, NOTHING), ""))
         elif self._covers_other_panes(view):
-            self._display.set_view(view_changes.with_latency(view, AUTO))
+            self._display.set_view(view_changes.in_pane(view_changes.with_latency(view, AUTO), view.came_from))
         else:
             self._display.set_view(drilling.left(view))
 

@@ -104,7 +104,10 @@ class ViewSwitches:
         if self._display.view.io_list:
             self._display.set_view(panes.heat_map_or_rows(self._display.view))
             return
-        view = view_changes.next_latency(self._display.view, self._display.layout.latency)
+        view = self._display.view
+        if LATENCY not in self._display.layout.panels:
+            view = replace(view, came_from=panes.came_from(view))  # Esc leads back there
+        view = view_changes.next_latency(view, self._display.layout.latency)
         if view.latency != views.OFF and not self._has_room_for_latency(view):
             view = replace(view_changes.in_pane(view, CATEGORIES), zoomed=False)
             if not self._has_room_for_latency(view):
