@@ -154,7 +154,7 @@ class ProcSource(LiveFeed):
         sampled = f"{what} sampled{self._refusal}; unknown: {self._missing}"
         if not self._ignored:
             return (sampled,)
-        return sampled, f"without BPF these options have no effect: {', '.join(self._ignored)}"
+        return f"without BPF these options have no effect: {', '.join(self._ignored)}", sampled
 
     @property
     def _missing(self) -> str:

@@ -406,5 +406,5 @@ def _sum(some: Sequence[ThreadTotals]) -> ThreadTotals:
 
 def test_options_that_only_bpf_follows_are_named() -> None:
     with contextlib.closing(ProcSource(watch.rules(), Filters(), ignored=["--min", "--depth"])) as source:
-        assert source.notices[1:] == ("without BPF these options have no effect: --min, --depth",)
+        assert source.notices[:1] == ("without BPF these options have no effect: --min, --depth",)
         assert dict(source.about())["without effect"] == "--min, --depth"
