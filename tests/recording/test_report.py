@@ -83,7 +83,7 @@ def test_finished_wait_is_among_the_longest_but_not_still_blocked(tmp_path: Path
     lines = page(tmp_path / "it", *STUCK, seconds=12)
     assert not any(" late " in line for line in stuck_in(lines))
     longest = lines.index("LONGEST FINISHED WAITS, one per stack")
-    assert lines[longest + 1].split()[1:4] == ["4.00s", "run-queue", "late(800)"]
+    assert lines[longest + 1].split()[1:4] == ["4.00s", "lock", "late(800)"]
 
 
 def test_threads_of_a_process_with_the_same_stack_are_one_row_with_the_oldest_age(tmp_path: Path) -> None:

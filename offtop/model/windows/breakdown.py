@@ -290,6 +290,8 @@ def shares(window: Window, idle: Idle) -> Shares:
     throttled = np.array([c == THROTTLE for c in categories], np.bool_)[which[:count]]
     total_ns, ready_ns = numbers[:, TOTAL_NS], np.where(throttled, 0, numbers[:, RUNQUEUE_NS])
     only_ready = (ready_ns != 0) & (ready_ns == total_ns)
+    # Of a longer wait only the end is in this window. If that wait was for a CPU, its stack says so.
+    only_ready &= (numbers[:, WAITS] == 0) | (numbers[:, MAX_NS] <= total_ns)
     leaf[:count][only_ready] = run_queue
     ready_ns[only_ready] = 0
     ready = np.flatnonzero(ready_ns)

@@ -172,6 +172,12 @@ def test_thread_that_was_only_runnable_waits_in_run_queue() -> None:
     assert shown["run-queue"] == (4, 40, 12, 4)
 
 
+def test_wait_of_which_only_the_runnable_end_is_in_the_window_counts_where_it_was_blocked() -> None:
+    shown = by_category(break_down(one_window((LOCK, SiteTotals(1, 40, 40, 5000, 1))), Idle()))
+    assert shown["lock"] == (1, 0, 5000, 1)
+    assert (shown["run-queue"].total_ns, shown["run-queue"].waits, shown["run-queue"].max_ns) == (40, 0, 0)
+
+
 def test_throttled_thread_keeps_all_of_its_time_in_throttle() -> None:
     shown = by_category(break_down(one_window((THROTTLE, SiteTotals(2, 90, 90, 50, 2))), Idle()))
     assert shown == {"throttle": (2, 90, 50, 2)}
