@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from offtop.kernel.bpf.compile import fill_with_random_bytes
-from offtop.kernel.bpf.libbpf import library
+from offtop.kernel.bpf.libbpf import ProgramOptions, library
 
 VARIABLE = "OFFTOP_CACHE"
 """Environment variable that names another cache directory; empty disables the cache."""
@@ -47,22 +47,6 @@ class _MapOptions(ct.Structure):
         ("btf_vmlinux_value_type_id", ct.c_uint32),
         ("inner_map_fd", ct.c_uint32),
         ("map_flags", ct.c_uint32),
-    )
-
-
-class _ProgramOptions(ct.Structure):
-    """The head of libbpf's `struct bpf_prog_load_opts`."""
-
-    _fields_ = (
-        ("sz", ct.c_size_t),
-        ("attempts", ct.c_int),
-        ("expected_attach_type", ct.c_uint32),
-        ("prog_btf_fd", ct.c_uint32),
-        ("prog_flags", ct.c_uint32),
-        ("prog_ifindex", ct.c_uint32),
-        ("kern_version", ct.c_uint32),
-        ("attach_btf_id", ct.c_uint32),
-        ("attach_prog_fd", ct.c_uint32),
     )
 
 
@@ -252,7 +236,7 @@ class _Function:
         for number, name in self._map_uses:
             at = number * _INSTRUCTION_BYTES
             code[at : at + _INSTRUCTION_BYTES][_IMMEDIATE] = maps[name].to_bytes(4, sys.byteorder)
-        options = _ProgramOptions(ct.sizeof(_ProgramOptions), expected_attach_type=attach, attach_btf_id=attach_to)
+        options = ProgramOptions(ct.sizeof(ProgramOptions), expected_attach_type=attach, attach_btf_id=attach_to)
         held = (ct.c_char * len(code)).from_buffer(code)
         count = ct.c_size_t(len(code) // _INSTRUCTION_BYTES)
         return library().bpf_prog_load(kind, function.encode()[:15], _LICENSE, held, count, ct.byref(options))

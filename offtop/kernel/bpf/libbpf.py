@@ -51,6 +51,22 @@ class _BatchOptions(ct.Structure):
     _fields_ = (("sz", ct.c_size_t), ("elem_flags", ct.c_uint64), ("flags", ct.c_uint64))
 
 
+class ProgramOptions(ct.Structure):
+    """The head of libbpf's `struct bpf_prog_load_opts`."""
+
+    _fields_ = (
+        ("sz", ct.c_size_t),
+        ("attempts", ct.c_int),
+        ("expected_attach_type", ct.c_uint32),
+        ("prog_btf_fd", ct.c_uint32),
+        ("prog_flags", ct.c_uint32),
+        ("prog_ifindex", ct.c_uint32),
+        ("kern_version", ct.c_uint32),
+        ("attach_btf_id", ct.c_uint32),
+        ("attach_prog_fd", ct.c_uint32),
+    )
+
+
 _OnSample = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_size_t)
 
 

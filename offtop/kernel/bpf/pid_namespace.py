@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offtop.errors import KernelError, PrivilegeError, UsageError
+from offtop.kernel.bpf import probes
 from offtop.kernel.bpf.libbpf import KernelTypes
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.procfs.threads import status_of
@@ -88,8 +89,14 @@ def defines(types: KernelTypes) -> Mapping[str, int]:
     known["NAMESPACE_INUM"] += inum
     found = {name: types.function(function) for name, function in FUNCTIONS.items()}
     functions = {name: number for name, number in found.items() if number is not None}
-    known |= functions if len(functions) == len(FUNCTIONS) else {}
+    known |= functions if len(functions) == len(FUNCTIONS) and may_list_records(types) else {}
     return {**known, "UPID_SIZE": upid_bytes, "NAMESPACE": inode, "OUTSIDE": OUTSIDE}
+
+
+def may_list_records(types: KernelTypes) -> bool:
+    """Whether the kernel allows iterators over maps. Some do not, although they have them."""
+    number = types.function("bpf_iter_bpf_map_elem")
+    return number is not None and probes.iterator(number) in (0, None)
 
 
 def describe_ids(defines: Mapping[str, int]) -> str:
@@ -100,7 +107,9 @@ def describe_ids(defines: Mapping[str, int]) -> str:
     if not defines:
         return "the host's"
     if not defines.keys() >= FUNCTIONS.keys():
-        return "this container's; threads outside of it are not counted, which needs Linux 6.7"
+        return (
+            "this container's; threads outside of it are not counted, which needs Linux 6.7 and its iterators over maps"
+        )
     return "this container's; threads outside of it are (outside), by the host's ids"
 
 

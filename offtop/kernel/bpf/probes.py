@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf.libbpf import enable_statistics, library
+from offtop.kernel.bpf.libbpf import ProgramOptions, enable_statistics, library
 
 _ARRAY, _RING_BUFFER = 2, 27  # enum bpf_map_type
 _RAW_TRACEPOINT = 17  # BPF_PROG_TYPE_RAW_TRACEPOINT
+_TRACING, _TRACE_ITER = 26, 28  # BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER
 _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """`r0 = 0; exit`."""
 
@@ -45,6 +46,19 @@ def raw_tracepoint(name: str) -> int | None:
         return _try(partial(lib.bpf_raw_tracepoint_open, name.encode(), fd))
     finally:
         os.close(fd)
+
+
+def iterator(btf_id: int) -> int | None:
+    """Load an iterator that does nothing. `btf_id`: of the kernel function that stands for it, bpf_iter_NAME."""
+    try:
+        lib = library()
+    except KernelError:
+        return None
+    if not hasattr(lib, "bpf_map_create"):  # see raw_tracepoint
+        return None
+    options = ProgramOptions(ct.sizeof(ProgramOptions), expected_attach_type=_TRACE_ITER, attach_btf_id=btf_id)
+    load = partial(lib.bpf_prog_load, _TRACING, b"offtop_probe", b"GPL", _RETURN_0, ct.c_size_t(2), ct.byref(options))
+    return _try(load)
 
 
 def statistics() -> int | None:
