@@ -156,7 +156,7 @@ class WaitsInProgress:
         kernel[is_placeless] = np.where(age_ns[is_placeless] < tick.min_ns, SHORT, NO_STACK)
         waits[at, KERNEL], waits[at, WAKE] = scanned[:, KERNEL], scanned[:, WAKE]
         waits[at[:, None], _DETAILS] = scanned[:, _DETAILS]
-        # Each scan that primes estimates it again.
+        # When all waits are read again, the begin of an old one is estimated anew: the wait itself has not changed.
         waits[:, SINCE_NS] = np.where(was[:, SINCE_NS], was[:, SINCE_NS], waits[:, SINCE_NS])
         is_read = scanned[:, READ_USER] != NO_STACK
         waits[at[is_read], READ_USER] = scanned[is_read, READ_USER]
@@ -194,7 +194,8 @@ class WaitsInProgress:
         """Set the user stacks of waits in progress; see Ledger.read_users."""
         table, rows = self._table, self._table.known_rows_of(ids)
         is_there = (rows >= 0) & table.is_waiting[rows] & (table.waits[rows, SWITCHED_OUT_NS] == switched_out_ns)
-        is_there[is_there] = table.waits[rows[is_there], READ_USER] != users[is_there]  # priming has all read again
+        # When all waits are read again, so are their stacks: those that are the same change nothing.
+        is_there[is_there] = table.waits[rows[is_there], READ_USER] != users[is_there]
         rows = rows[is_there]
         table.waits[rows, READ_USER] = users[is_there]
         table.is_unsettled[rows] = True  # their sites change in the next tick

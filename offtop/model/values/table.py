@@ -361,7 +361,7 @@ def positions_of(wanted: Ints, codes: Ints) -> Ints:
     return np.where(codes[at] == wanted, at, -1)
 
 
-def are_among(values: Ints, some: Ints) -> Mask:
+def are_among(values: NDArray[np.integer], some: NDArray[np.integer]) -> Mask:
     """Return which of many `values` are among `some` others, of which there are fewer. np.isin would sort all."""
     if not len(some):
         return np.zeros(len(values), np.bool_)
@@ -443,7 +443,7 @@ class _Marks:
         self._shift = np.uint64(64 - bits)
         self._slots = np.full(1 << bits, marks[0])  # only a mark of its own slot can be equal to it
         self._slots[marks >> self._shift] = marks
-        self._others = np.sort(marks[~self._in_slot(marks)])
+        self._others = marks[~self._in_slot(marks)]
         """Those whose slot has another one."""
 
     @property
@@ -452,10 +452,8 @@ class _Marks:
 
     def mask(self, marks: NDArray[np.uint64]) -> Mask:
         found = self._in_slot(marks)
-        if len(self._others):
-            left = np.flatnonzero(~found)
-            at = np.minimum(np.searchsorted(self._others, marks[left]), len(self._others) - 1)
-            found[left] = self._others[at] == marks[left]
+        left = np.flatnonzero(~found)
+        found[left] = are_among(marks[left], self._others)
         return found
 
     def _in_slot(self, marks: NDArray[np.uint64]) -> Mask:
