@@ -57,6 +57,7 @@ class Parser(argparse.ArgumentParser):
             is_word = self.prog == "offtop" and not unknown.startswith("-")
             filter_hint = f". For what matches a word: --filter {shlex.quote(unknown)}" if is_word else ""
             message = f"{self.prog} does not take '{unknown}'{filter_hint}"
+        message = re.sub(r"argument (\S+): ignored explicit argument .*", r"\1 takes no value", message)
         raise UsageError(f"{message}. See: {self.prog} --help")
 
 

@@ -36,9 +36,6 @@ class Edges:
         self._threads: dict[int, tuple[Ints, Floats, int]] = {}
         """Node of a process → nodes of its threads, their shares, and how many edges of waits there were before."""
 
-    def __len__(self) -> int:
-        return len(self.of_waits) + sum(len(threads) for threads, *_ in self._threads.values())
-
     def __iter__(self) -> Iterator[Edge]:
         yield from self.of_waits
         for process, (threads, shares, _) in self._threads.items():
