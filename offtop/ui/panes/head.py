@@ -155,7 +155,12 @@ def clock(tick: HistoryTick, at_ns: int) -> str:
 
 def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
     """Return a line with the first of `lefts` that fits beside `right`."""
-    left = next((left for left in lefts if width_of([*left, *right]) < width), lefts[-1])
+    return _first_fit([(left, right) for left in lefts], width)
+
+
+def _first_fit(pairs: Sequence[tuple[Spans, Spans]], width: int) -> Line:
+    """Return a line with the first pair of a left and a right part that fits, or with the last one."""
+    left, right = next((pair for pair in pairs if sum(map(width_of, pair)) < width), pairs[-1])
     return spread(left, right, width)
 
 
@@ -199,13 +204,15 @@ def _waiting(shown: HeadPicture, common: Common, layout: Layout) -> Line:
         whole,
     ]
     if layout.cost:
-        return _fitting(lefts, right, layout.width)
-    trust: Spans = [("  ", "text"), *_trust(shown, common, _wrong(shown, common), 1)]
+        rights = [right[:count] for count in range(len(right) - 1, -1, -1)]
+        return _first_fit([*product(lefts, [right]), *product([whole], rights)], layout.width)
+    wrong = _wrong(shown, common)
+    trust: Spans = [("  ", "text"), *_trust(shown, common, wrong, 1)]
     costs = _costs(shown, common) or [[]]
     in_full = [[*right, *trust, *cost] for cost in costs] + [[*right[:-1], *trust, *cost] for cost in costs[-1:]]
     pairs = [*product(lefts[:3], in_full), *product(lefts, [[*right[:-1], *trust]]), *product(lefts, [trust])]
-    left, right = next((pair for pair in pairs if sum(map(width_of, pair)) < layout.width), pairs[-1])
-    return spread(left, right, layout.width)
+    pairs += [(whole, [("  ", "text"), *_least_trust(shown, common, wrong)]), (whole, [])]
+    return _first_fit(pairs, layout.width)
 
 
 def needs_cost_line(shown: HeadPicture, common: Common) -> bool:
@@ -253,6 +260,7 @@ def _cost(shown: HeadPicture, common: Common, layout: Layout) -> Line:
     wrong = _wrong(shown, common)
     lefts: list[Spans] = [[*_trust(shown, common, wrong, len(wrong)), *cost] for cost in _costs(shown, common)]
     lefts += [_trust(shown, common, wrong, most) for most in range(len(wrong), -1, -1)]
+    lefts.append(_least_trust(shown, common, wrong))
     right: Spans = [(f"min {span(common.newest.header.filters.min_ns)}", "text")]
     if common.sampling:
         parts = [*filter(None, [visible_processes(common.sampling)]), *how_sure(common.sampling, common.span_ns)]
@@ -293,6 +301,15 @@ def _trust(shown: HeadPicture, common: Common, wrong: Sequence[str], most: int) 
     else:
         first = [("lost 0" if sampling is None or sampling.lost_known else LOST_UNKNOWN, "text")]
     return [*first, *((f"  {word}", "lost") for word in wrong[:most])]
+
+
+def _least_trust(shown: HeadPicture, common: Common, wrong: Sequence[str]) -> Spans:
+    """Return the most important word of `_trust`, for a narrow terminal."""
+    if shown.lost:
+        return [(f"lost {count(sum(shown.lost.values()))}", "lost")]
+    if common.sampling and not common.sampling.lost_known:
+        return [(LOST_UNKNOWN, "text")]
+    return [(word, "lost") for word in wrong[:1]]
 
 
 def _lost(shown: HeadPicture) -> Spans:

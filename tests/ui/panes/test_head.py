@@ -16,6 +16,8 @@ BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,
 HALF = BUSY._replace(waits_ms=(250, 250))
 """A thread that waits half of each second and runs the other half."""
 UNEXPLAINED = "10% of cpu time unexplained"
+LONG = "only cgroup the-long-name-of-a-service.service"
+LOST = "lost 6 sites 2.4k stacks 9 threads", "lost 2.5k"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,45 @@ async def test_losses_are_shown_at_every_width_and_no_part_is_cut(width: int) ->
         assert line.startswith("lost 6 sites 2.4k stacks")
         assert line.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
         assert "of cpu" not in line or UNEXPLAINED in line
+
+
+@pytest.mark.parametrize(
+    ("losses", "end"),
+    [({}, "  stacks from 64ms up"), ({"stacks": 812, "sites": 2, "threads": 3}, "  lost 2.5k")],
+    ids=["thinned", "lost"],
+)
+@asynchronous
+async def test_the_number_of_waiting_threads_is_never_cut(losses: dict[str, int], end: str) -> None:
+    waits = [HALF._replace(tid=300 + n, waits_ms=(1000,), running_ms=0) for n in range(120)]
+    source = ScriptedSource(waits, lost=losses, machine=Machine(2))
+    source.thinned = Thinned(3, 64 * MS, 2, 0, 0)
+    async with shown(source, (40, 10)) as (app, _):
+        line = waiting_line(app)
+        assert line.startswith("Waiting 120.00 ") and line.endswith(end)
+
+
+@pytest.mark.parametrize("height", [10, 14, 24])
+@pytest.mark.parametrize("width", [*range(40, 70, 3), 80])
+@asynchronous
+async def test_neither_filters_nor_losses_cut_numbers(width: int, height: int) -> None:
+    waits = [HALF._replace(tid=300 + n, waits_ms=(1000,), running_ms=0) for n in range(120)]
+    source = ScriptedSource(waits, lost={"stacks": 812, "sites": 2, "threads": 3}, machine=Machine(2))
+    source.set_filters(Filters(cgroup=f"/system.slice/{LONG.rpartition(' ')[2]}"))
+    async with shown(source, (width, height)) as (app, _):
+        rest = waiting_line(app).partition("  Cost")[0]
+        assert rest.startswith("Waiting 120.00")
+        for whole in (
+            *LOST,
+            "Waiting 120.00",
+            "= 120.00 blocked + 0.00 run queue",
+            "= 120.00 + 0.00 run queue",
+            LONG,
+            "other 0%",
+        ):
+            rest = rest.replace(whole, "")
+        assert not rest.strip()
+        if height == 24:
+            assert cost_line(app).startswith(LOST)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
