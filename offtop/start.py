@@ -2,12 +2,8 @@
 
 import signal
 
-_MALLOC = (
-    (-8, 1),  # M_ARENA_MAX: because of the GIL, one heap per thread gains nothing
-    (-3, 1 << 20),  # M_MMAP_THRESHOLD: large columns return to the kernel; by default glibc keeps up to 32 MB of each
-    (-1, 8 << 20),  # M_TRIM_THRESHOLD: with the line above, it would be 128 KB, and each tick would shrink the heap
-)
-"""Options of glibc's mallopt, and their values."""
+_LARGE_BYTES = 1 << 20
+"""Most columns of a tick are smaller: their memory is used again."""
 _GC_THRESHOLD = 200_000
 """Allocations between two garbage collections. A tick allocates many thousands of tuples and no cycles."""
 
@@ -16,16 +12,14 @@ def main() -> None:
     """Run the command line and exit. Once `cli` is loaded, it handles ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Not at the top of the file: before the line above, ctrl-C would print a traceback.
-    import ctypes
     import gc
     import os
     import sys
-    from contextlib import suppress
+
+    from offtop.heap import limit_heap
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would otherwise start one unused thread per CPU
-    with suppress(AttributeError):  # not glibc
-        for option, value in _MALLOC:
-            ctypes.CDLL(None).mallopt(option, value)
+    limit_heap(_LARGE_BYTES)
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
     try:
         from offtop import cli

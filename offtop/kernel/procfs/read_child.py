@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from offtop.heap import limit_heap
+
 HEAD = struct.Struct("=QI")
 """Header of each answer: the number of its request, and its kind. What follows is written by `marshal`."""
 ANSWERED, FAILED, IN_A_FILE = range(3)
@@ -34,9 +36,13 @@ LONGEST_MESSAGE = 1 << 16
 """Bytes. Longer answers are passed in a memfd."""
 _MOST_BYTES = 64 << 20
 """Limit for a file of /proc, exceeded only by a maps file of 65,530 mappings with the longest possible paths."""
+_PART_BYTES = 1 << 14
+"""Read at once; /proc mostly returns a page at a time."""
+_LARGE_BYTES = 1 << 16
+"""What is read is passed on and freed; the maps file of 10,000 threads has 2 MB."""
 _MOST_TASKS = 16
 _CODE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x.*\n", re.MULTILINE)
-_MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .*$", re.MULTILINE)
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this process, not of the file that it reads."""
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
@@ -76,10 +82,9 @@ def mapping_of(pid: int, address: int) -> bytes:
 
     Empty if nothing is mapped there.
     """
-    for line in _content(f"/proc/{pid}/maps").splitlines():
-        found = _MAPPING.match(line)
-        if found and int(found[1], 16) <= address < int(found[2], 16):
-            return line
+    for found in _MAPPING.finditer(_content(f"/proc/{pid}/maps")):
+        if int(found[1], 16) <= address < int(found[2], 16):
+            return found[0]
     return b""
 
 
@@ -190,7 +195,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _content(path: str, most: int = _MOST_BYTES) -> bytes:
-    parts: list[bytes] = []
+    """Read a file, up to `most` bytes; empty if it cannot be read."""
+    # One buffer that grows: thousands of parts of a page each would leave the heap of this process full of holes.
+    content, part = bytearray(), memoryview(bytearray(_PART_BYTES))
     try:
         fd = os.open(path, _READ)
     except ValueError:
@@ -200,14 +207,14 @@ def _content(path: str, most: int = _MOST_BYTES) -> bytes:
             raise
         return b""
     try:
-        while most > 0 and (part := os.read(fd, min(most, 1 << 17))):  # /proc mostly returns a page at a time
-            parts.append(part)
-            most -= len(part)
+        while most > 0 and (size := os.readv(fd, [part[:most]])):
+            content += part[:size]
+            most -= size
     except OSError:
         pass  # the process has just exited
     finally:
         os.close(fd)
-    return b"".join(parts)
+    return bytes(content)
 
 
 class _Channel:
@@ -277,6 +284,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit_heap(_LARGE_BYTES)
     threading.stack_size(1 << 18)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         while True:

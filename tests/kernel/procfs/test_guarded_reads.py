@@ -35,6 +35,19 @@ NAPS = r"""
 static __attribute__((noinline)) void nap(void) { struct timespec ms = {0, 3000000}; nanosleep(&ms, 0); __asm__(""); }
 int main(void) { tell("nap", nap); next(); for (;;) nap(); }
 """
+MANY_MAPPINGS = r"""
+#include <sys/mman.h>
+int main(void)
+{
+	long n, pages = 30000;
+	char *at = mmap(0, pages * 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	for (n = 0; n < pages; n += 2)  /* every second page: none can be merged with the next one */
+		mprotect(at + n * 4096, 4096, PROT_NONE);
+	tell("next", next);
+	next();
+}
+"""
 _SOON_S = 0.3
 _STUCK = """
 import sys, time
@@ -369,6 +382,26 @@ def test_without_free_descriptors_a_process_is_unread_not_gone(reads: GuardedRea
     resource.prlimit(reads.pid, resource.RLIMIT_NOFILE, limits)
     assert channel.hung == frozenset()
     assert b"r-xp" in channel.ask(os.getpid(), "code_of", os.getpid())
+
+
+def test_the_child_keeps_nothing_of_large_files(reads: GuardedReads, channel: Channel, tmp_path: Path) -> None:
+    def memory_kb() -> int:
+        rollup = Path(f"/proc/{reads.pid}/smaps_rollup").read_text()
+        return int(rollup.partition("\nPss:")[2].split()[0])
+
+    def read() -> None:
+        assert b"r-xp" in channel.ask(many.pid, "code_of", many.pid)
+        assert channel.ask(many.pid, "mapping_of", many.pid, many.at["next"]).count(b"r-xp") == 1
+
+    with running([build(tmp_path / "many", MANY_MAPPINGS)]) as many:
+        text = Path(f"/proc/{many.pid}/maps").read_bytes()
+        assert len(text) > 1 << 20
+        channel.ask(os.getpid(), "code_of", os.getpid())
+        before_kb = memory_kb()
+        for _ in range(5):
+            read()
+        grown_kb = memory_kb() - before_kb
+        assert grown_kb < len(text) >> 11
 
 
 def test_a_closed_channel_leaves_no_thread_in_the_child(reads: GuardedReads) -> None:
