@@ -12,8 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
-from operator import gt
 from pathlib import Path
+
+import numpy as np
 
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.model.values.stack import KERNEL, Frame
@@ -86,10 +87,9 @@ class KernelSymbols:
             ) from error
         if not any(addresses):
             raise PrivilegeError(_hidden()) if addresses else KernelError(f"{self._path} is empty.")
-        if any(map(gt, addresses, islice(addresses, 1, None))):  # modules follow the kernel, unsorted
-            order = sorted(range(len(addresses)), key=addresses.__getitem__)
-            addresses = array("Q", map(addresses.__getitem__, order))
-            lines = array("I", map(lines.__getitem__, order))
+        order = np.argsort(np.frombuffer(addresses, np.uint64), kind="stable")  # modules follow the kernel, unsorted
+        addresses = array("Q", np.frombuffer(addresses, np.uint64)[order].tobytes())
+        lines = array("I", np.frombuffer(lines, np.uint32)[order].tobytes())
         self._addresses, self._lines, self._names = addresses, lines, bytes(names + b"\n")
         self._frames.clear()
         self._functions.clear()
