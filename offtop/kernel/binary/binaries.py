@@ -1,7 +1,7 @@
 """The binaries that are currently open, and the child process that reads them (reader.py).
 
-At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 30 s.
-The child is ended when nothing was asked of it for two minutes.
+At most 16 binaries are open, because each holds memory, and they are closed when nothing was asked of them for 20 s.
+The child is ended when nothing was asked of it for that long.
 If the child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures
 within a minute no file is read until that minute has passed.
 """
@@ -27,10 +27,10 @@ from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINE
 from offtop.printable import printable
 
 _MOST_OPEN = 16
-_UNUSED_S = 30.0
+_UNUSED_S = 20.0
 """A file is closed then, so that its memory is free, and so are its disk space and file system once others are done."""
-_IDLE_S = 120.0
-"""The child is ended then: it holds 10 to 20 MB, and starting it again takes 0.2 s of CPU time."""
+_IDLE_S = 20.0
+"""The child is ended then: it holds 8 to 20 MB, and starting it again takes 0.04 s of CPU time."""
 _SKIP_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
@@ -217,7 +217,7 @@ class Binaries:
             return []
 
     def close_unused(self) -> float | None:
-        """Close the files of which nothing was asked for 30 s, and end the child if it is idle.
+        """Close the files of which nothing was asked for 20 s, and end the child if it is idle.
 
         Both are done again when needed. Return in how many seconds there may be more to do; None: not until then.
         """
