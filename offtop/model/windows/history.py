@@ -77,6 +77,8 @@ _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
 
+_NONE_PACKED = NO_SITES, compressed([NO_SITES.ids])
+
 FindStanding = Callable[[Snapshot, Window, Shares, Stuck], SiteKeys]
 """Returns the sites of standing waits. The last two are the shares of the window, and the waits in progress, before
 standing ones count as idle."""
@@ -96,6 +98,12 @@ class Packed:
     columns: bytes
     columns_of_moves: bytes
     """By themselves, because each sum of ticks needs them."""
+    columns_of_periodic: bytes
+    """The tick's periodic sites. The same bytes in consecutive ticks, as long as they do not change."""
+
+    @property
+    def periodic(self) -> SiteKeys:
+        return SiteKeys(*decompressed(self.columns_of_periodic))
 
     @property
     def moves(self) -> Moves:
@@ -107,11 +115,11 @@ class Packed:
         return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)), moves=self.moves)
 
 
-def pack(window: Window) -> Packed:
+def pack(window: Window, columns_of_periodic: bytes) -> Packed:
     columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
     sites, times = window.moves.rows[:, :SINCE], window.moves.rows[:, SINCE:]
     rest = replace(window, sites={}, threads={}, still=NO_SITES, moves=NO_MOVES)
-    return Packed(rest, compressed(columns), compressed([sites, times]))
+    return Packed(rest, compressed(columns), compressed([sites, times]), columns_of_periodic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,10 @@ class HistoryTick:
     leaves: Mapping[Leaf, Part]
     """What timelines and heat maps draw."""
     held: Window | Packed
-    idle: Idle
-    """What counted as idle in this tick."""
+    held_idle: Idle
+    """What counted as idle in this tick; if the window is packed, without the periodic sites."""
+    periodic_bytes: int
+    """Memory of the periodic sites, counted in the first tick that has them."""
     cached_breakdown: Breakdown | None
     cached_shares: Shares | None
     """Only for the newest tick, which is drawn most often: shares are as large as their window."""
@@ -139,6 +149,12 @@ class HistoryTick:
     @property
     def window(self) -> Window:
         return self.held.window() if isinstance(self.held, Packed) else self.held
+
+    @property
+    def idle(self) -> Idle:
+        """What counted as idle in this tick."""
+        held = self.held
+        return self.held_idle._replace(periodic=held.periodic) if isinstance(held, Packed) else self.held_idle
 
     @property
     def header(self) -> Window:
@@ -151,7 +167,7 @@ class HistoryTick:
         every = every or shares(window, idle)
         made = breakdown_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
-        return cls(number, *times, 0, made.categories, window, idle, made, every)
+        return cls(number, *times, 0, made.categories, window, idle, 0, made, every)
 
     @property
     def pids_and_wakes(self) -> list[list[int]]:
@@ -210,6 +226,8 @@ class History:
         self._unpacked_bytes = 0
         self._bytes = 0
         self._first: Snapshot | None = None
+        self._packed_periodic = _NONE_PACKED
+        """The periodic sites of the tick that was packed last, and their columns."""
         self._before_wakers: Snapshot | None = None
         """The last snapshot before the mode gathered more, for example wakers."""
         self._early_moves = NO_MOVES
@@ -259,7 +277,6 @@ class History:
         if is_new:
             self._periodic = periodic
         earlier_by_rule, self._newest_by_rule = self._newest_by_rule, self._apply_rules(snapshot, window)
-        is_new |= self._newest_by_rule is not earlier_by_rule
         idle = Idle(self._idle, self._periodic, self._newest_by_rule)
         every = shares(window, idle)
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
@@ -268,7 +285,9 @@ class History:
             standing = self._newest_standing
         idle = idle._replace(standing=standing)
         tick = HistoryTick.of(window, idle, self._number, with_standing(every, standing))
-        own = _PART_BYTES * len(tick.leaves) + (periodic.bytes_held + self._newest_by_rule.bytes_held if is_new else 0)
+        tick = replace(tick, periodic_bytes=periodic.bytes_held if is_new else 0)
+        own = _PART_BYTES * len(tick.leaves)
+        own += self._newest_by_rule.bytes_held if self._newest_by_rule is not earlier_by_rule else 0
         own += standing.bytes_held if standing is not self._newest_standing else 0
         tick = replace(tick, bytes_held=_bytes_of(tick) + own)
         self._newest_standing = standing
@@ -305,7 +324,7 @@ class History:
         if self._newest_by_rule is newest.idle.by_rule:
             return newest
         seen = HistoryTick.of(newest.held, newest.idle._replace(by_rule=self._newest_by_rule), newest.number)
-        seen = replace(seen, bytes_held=newest.bytes_held)
+        seen = replace(seen, bytes_held=newest.bytes_held, periodic_bytes=newest.periodic_bytes)
         with self._lock:
             self._ticks[-1] = seen
         return seen
@@ -322,6 +341,7 @@ class History:
             # If a source was joined in the middle, its maxima cover more than what was seen of it.
             self._longest_waits = table_of(SITES, {}) if snapshot.epoch else None
             self._first, self._periodic, self._newest_standing = snapshot, NO_SITES, NO_SITES
+            self._packed_periodic = _NONE_PACKED
             self._before_wakers = None
             self._largest_storms.clear()
             self._longest_call_ns = 0
@@ -502,16 +522,29 @@ class History:
     def _replace(self, index: int, pack_window: bool) -> None:
         """Replace the tick at `index` by one with a packed window, or without breakdown."""
         was = self._ticks[index]
-        held = pack(was.window) if pack_window else was.held
-        smaller = replace(was, held=held, cached_breakdown=was.cached_breakdown if pack_window else None)
+        smaller = self._packed(was) if pack_window else replace(was, cached_breakdown=None)
         bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
         smaller = replace(smaller, bytes_held=bytes_held)
         self._ticks[index] = smaller
         self._bytes += smaller.bytes_held - was.bytes_held
         if pack_window:
             self._unpacked_bytes -= was.bytes_held
-        elif not isinstance(held, Packed):
+        elif not isinstance(was.held, Packed):
             self._unpacked_bytes += smaller.bytes_held - was.bytes_held
+
+    def _packed(self, tick: HistoryTick) -> HistoryTick:
+        """Return the tick with a packed window, bytes_held unchanged."""
+        periodic, (packed, columns) = tick.held_idle.periodic, self._packed_periodic
+        is_new = periodic is not packed
+        if is_new:
+            columns = compressed([periodic.ids])
+            self._packed_periodic = periodic, columns
+        return replace(
+            tick,
+            held=pack(tick.window, columns),
+            held_idle=tick.held_idle._replace(periodic=NO_SITES),
+            periodic_bytes=len(columns) if is_new else 0,
+        )
 
 
 def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals]) -> Table[SiteKey, SiteTotals]:
@@ -528,7 +561,7 @@ def _sums(some: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
 
 
 def _bytes_of(tick: HistoryTick) -> int:
-    held, own = tick.held, _TICK_BYTES
+    held, own = tick.held, _TICK_BYTES + tick.periodic_bytes
     own += _BLOCKED_BYTES * (len(tick.header.blockers) + len(tick.header.titles))
     if tick.header.files:
         own += _FILE_BYTES * len(tick.header.files.totals) + sum(map(len, tick.header.files.names.values()))
@@ -559,7 +592,7 @@ def moved_in(
     """
     last, moves = ticks[-1], Moves.all(moves_of_ticks or [tick.moves for tick in ticks]).after(since_ns)
     for tick in ticks:
-        if len(moves) and len(tick.idle.standing):
-            moves = moves.outside(tick.idle.standing, tick.at_ns - tick.span_ns, tick.at_ns)
+        if len(moves) and len(tick.held_idle.standing):
+            moves = moves.outside(tick.held_idle.standing, tick.at_ns - tick.span_ns, tick.at_ns)
     idle = last.idle._replace(standing=NO_SITES)
     return HistoryTick.of(moved_only(moves, last.header), idle, -last.number) if moves else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,6 +125,50 @@ def test_history_over_its_budget_packs_then_drops() -> None:
     assert len(oldest.window.sites) == 100
 
 
+class SometimesPeriodic:
+    """Says that a third of the sites are periodic, every `ticks` other ones."""
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks, self._calls = ticks, 0
+
+    def __call__(self, _: Ints, rows: int) -> Mask:
+        self._calls += 1
+        return np.arange(rows) % 3 == self._calls // self._ticks % 3
+
+
+@pytest.mark.parametrize("ticks", [1, 4])
+def test_a_packed_tick_keeps_what_was_idle(ticks: int) -> None:
+    history, whole = (History(IDLE, SometimesPeriodic(ticks), max_bytes=size) for size in (2**21, 2**26))
+    first, second = BusySource(500), BusySource(500)
+    for _ in range(12):
+        one, other = first.read(), second.read()
+        assert one and other
+        history.add(one)
+        whole.add(other)
+    packed = [tick for tick in history.last(600 * SECOND) if isinstance(tick.held, Packed)]
+    assert len(packed) > 5
+    for tick in packed:
+        same = whole.tick(tick.number)
+        assert same and not isinstance(same.held, Packed)
+        assert len(tick.idle.periodic) and tick.idle.periodic == same.idle.periodic
+        assert tick.breakdown.categories == same.breakdown.categories
+    distinct = {id(tick.held.columns_of_periodic) for tick in packed if isinstance(tick.held, Packed)}
+    assert len(packed) // ticks <= len(distinct) <= len(packed) // ticks + 1
+
+
+def test_periodic_sites_that_change_take_a_tenth_when_packed() -> None:
+    history = History(IDLE, SometimesPeriodic(1), max_bytes=2**23)
+    source = BusySource(10_000)
+    for _ in range(4):
+        snapshot = source.read()
+        assert snapshot
+        history.add(snapshot)
+    *_, packed, newest = history.last(600 * SECOND)
+    assert isinstance(packed.held, Packed)
+    assert packed.periodic_bytes == len(packed.held.columns_of_periodic) < newest.periodic_bytes / 10
+    assert newest.idle.periodic.bytes_held == newest.periodic_bytes
+
+
 def test_bytes_held_are_those_of_tracemalloc_within_a_factor_of_2() -> None:
     for max_bytes in (10 * 2**20, 2**19):
         source = BusySource(100, still=50)
@@ -143,8 +188,9 @@ def test_bytes_held_are_those_of_tracemalloc_within_a_factor_of_2() -> None:
 def test_packed_window_is_the_window(given_stretches: list[list[Step]]) -> None:
     for a, b in pairwise(snapshots(given_stretches)):
         window = between(a, b)
-        again = pack(window).window()
-        assert pack(window).moves == window.moves
+        packed = pack(window, b"")
+        again = packed.window()
+        assert packed.moves == window.moves
         assert again == window
         assert all(isinstance(key, ThreadKey) for key in again.threads)
         assert all(isinstance(key, SiteKey) for key in [*again.sites, *again.still])
@@ -153,7 +199,7 @@ def test_packed_window_is_the_window(given_stretches: list[list[Step]]) -> None:
 def test_moves_of_1000_waits_take_a_third_when_packed_and_are_not_kept_otherwise() -> None:
     sites = [(SiteKey(7, tid, 1, 0), SiteKey(7, tid, 1, 2)) for tid in range(1000)]
     moves = Moves.of([Move(*both, tid * SECOND // 900, 2 * SECOND) for tid, both in enumerate(sites)])
-    kept = pack(Window(0, 2 * SECOND, SECOND, moves=moves))
+    kept = pack(Window(0, 2 * SECOND, SECOND, moves=moves), b"")
     assert kept.moves == moves == replace(HistoryTick.of(kept.window(), Idle()), held=kept).moves
     assert len(kept.columns_of_moves) < moves.rows.nbytes // 3
     assert not kept.rest.moves
