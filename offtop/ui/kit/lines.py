@@ -151,7 +151,8 @@ class _Exact(ChopsUpdate):
                 start, stop = max(x, first), min(strip_end, end)
                 if strip is not None and start < stop:
                     move = Control.move_to(start, y).segment.text
-                    drawn += (move, strip.crop(start - x, stop - x).render(console))
+                    # Of a copy: a strip caches 16 of its parts with what was written for each, 2 MB for a screen.
+                    drawn += (move, Strip(strip).crop(start - x, stop - x).render(console))
         return "".join(drawn)
 
 
