@@ -390,7 +390,8 @@ static inline __attribute__((always_inline)) int switch_in_current(void *ctx)
 	struct record *r = record_of(task, false);
 	if (!r || !r->switched_out_ns || !r->tid) /* tid 0: it is on its first CPU; begin_record() counts that wait */
 		return 0;
-	if (r->selection != c->selection && !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
+	/* A child of offtop may have begun to wait before it was known as one, which does not change the selection. */
+	if (is_own(c, r->pid) || (r->selection != c->selection && !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS)))) {
 		r->switched_out_ns = 0;
 		return 0;
 	}
@@ -418,7 +419,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
-	if (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags)) {
+	if (is_own(c, r->pid) || (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags))) {
 		r->switched_out_ns = 0;
 		return 0;
 	}

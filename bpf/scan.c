@@ -105,9 +105,9 @@ static inline __attribute__((always_inline)) void report_first_cpu(struct config
 
 /*
  * Report what a thread did, from the buffer that is no longer written, and clear it. `alone`: this tick had no scan of
- * the waits in progress, so the run time is reported here.
+ * the waits in progress, so the run time of selected threads is reported here.
  */
-static inline __attribute__((always_inline)) void report_tick(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool alone)
+static inline __attribute__((always_inline)) void report_tick(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool selected, bool alone)
 {
 	out->start_ns = MEMBER(u64, task, START_TIME);
 	if (alone) {
@@ -116,7 +116,7 @@ static inline __attribute__((always_inline)) void report_tick(struct seq_file *s
 			idle->exec_ns = exec_ns;
 			idle->exec_at_ns = bpf_ktime_get_ns();
 			idle->exec_off_ns = idle->offcpu_ns + now->offcpu_ns + wait_so_far_ns(r, idle->exec_at_ns);
-		} else if (exec_ns != r->exec_ns) {
+		} else if (selected && exec_ns != r->exec_ns) {
 			out->exec_ns = exec_ns;
 			out->flags = SCANNED_RAN;
 			if (now->state) /* it was also off CPU since the buffers were swapped */
@@ -407,9 +407,10 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 		return;
 	/*
 	 * A finished wait belongs to the cgroup in which it began, one in progress to the current cgroup of its thread.
+	 * A child of offtop may have begun to wait before it was known as one, see switch_in_current().
 	 */
 	if (is_shown && !selected && is_first && r->switched_out_ns && r->selection == c->selection) {
-		if (prime)
+		if (prime || is_own(c, out.pid))
 			r->switched_out_ns = 0;
 		else
 			selected = true;
@@ -423,9 +424,9 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 		out.tid = r->tid;
 	}
 	if (*mode & SCAN_BUFFER_0)
-		report_tick(seq, task, &out, r, c, &r->buffers[0], &r->buffers[1], *mode & SCAN_ALONE);
+		report_tick(seq, task, &out, r, c, &r->buffers[0], &r->buffers[1], selected, *mode & SCAN_ALONE);
 	else if (*mode & SCAN_BUFFER_1)
-		report_tick(seq, task, &out, r, c, &r->buffers[1], &r->buffers[0], *mode & SCAN_ALONE);
+		report_tick(seq, task, &out, r, c, &r->buffers[1], &r->buffers[0], selected, *mode & SCAN_ALONE);
 	else if (selected)
 		report_wait(seq, task, &out, r, c, prime, *which & 1);
 }

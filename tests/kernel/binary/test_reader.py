@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -342,3 +343,29 @@ def test_readers_and_their_replacements_are_not_counted() -> None:
         reads = live.source._reads.pid  # pyright: ignore[reportPrivateUsage]
         assert reads
         assert not {before, names.reader_pid, reads} & (shown | later)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("first_seen", ["by no scan", "by a scan", "by a scan that primes"])
+def test_a_child_that_began_to_wait_before_it_was_known_is_not_counted(first_seen: str) -> None:
+    with waits.running("sleep", times=3) as child, watch.watching() as live:
+        names, stages = live.source.names, live.source._stages  # pyright: ignore[reportPrivateUsage]
+        killed = names.reader_pid
+        os.kill(killed, signal.SIGKILL)
+        child.go()
+        child.finish()
+        assert live.user_stacks(live.tick(), child.tid)
+        reads = live.source._reads.pid  # pyright: ignore[reportPrivateUsage]
+        children = {names.reader_pid, reads}
+        assert children.isdisjoint((0, killed))
+        time.sleep(0.1)
+        if first_seen == "by a scan that primes":
+            stages.must_prime = True
+            live.source.drain()
+        for _ in range(3):
+            stages.scan_cadence._left = 5 if first_seen == "by no scan" else 0  # pyright: ignore[reportPrivateUsage]
+            window = live.tick(0.1)
+            assert children.isdisjoint(key.pid for key, _ in window.each_thread())
+            assert children.isdisjoint(key.pid for key in window.still)
+            for pid, number in product(children, (signal.SIGSTOP, signal.SIGCONT)):
+                os.kill(pid, number)
