@@ -136,6 +136,8 @@ _EXAMPLES = {
     "bytes": "1M",
 }
 """Every key, with an example."""
+_NEAR_ENOUGH = 0.75
+"""How similar a key is to what was typed instead (difflib's ratio): `thread` and `thraed` are."""
 
 _OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
@@ -495,6 +497,11 @@ def _words(text: str) -> Iterator[_Word]:
         at += 1
 
 
+def _is_number(key: str) -> bool:
+    """Whether values of a key are compared, not matched."""
+    return key in _TIMES or key in _COUNTS or key == "bytes"
+
+
 def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]) -> Text | Ids | Bound:
     bare = "".join(character if typed == _PLAIN else "\0" for character, typed in word.letters)
     found = _OPERATOR.search(bare)
@@ -506,9 +513,12 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
         if key.startswith("!") and key[1:] in _EXAMPLES:
             raise word.wrong(f"is not valid: to exclude matches, try {key[1:]}!=")
         if key.isalnum():
-            raise word._replace(typed=key).wrong(f"is not a filter key: {', '.join(_EXAMPLES)}")
+            near = [one for one in _EXAMPLES if key.startswith(one) or one.startswith(key)][:1]
+            near = near or difflib.get_close_matches(key, _EXAMPLES, 1, _NEAR_ENOUGH)
+            tries = [f"try {one}{'>' if _is_number(one) else '='}{_EXAMPLES[one]}" for one in near]
+            raise word._replace(typed=key).wrong(f"is not a filter key: {', '.join(tries or _EXAMPLES)}")
         raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
-    compares = key in _TIMES or key in _COUNTS or key == "bytes"
+    compares = _is_number(key)
     if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
         takes = "> >= < <= and =" if compares else "= and !="
         raise word.wrong(f"is not valid: {key} takes {takes}")
