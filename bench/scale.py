@@ -23,8 +23,8 @@ from bench.workload import Threads
 from tests.ui.terminal import terminal
 
 _WAIT_US = 2_000_000
-_WARM_SECONDS = 15.0
-"""offtop's window is full by then."""
+_WARM_SECONDS = 30.0
+"""By then offtop's window is full, and it has read the binaries of the threads."""
 _SECONDS = 12.0
 _SETTLE_SECONDS = 3.0
 _LIVE_SECONDS = 1_000
@@ -178,28 +178,12 @@ _TOOLS: dict[str, Callable[[], _Cost]] = {
 
 
 def _cost(pid: int, wait: Callable[[float], None]) -> _Cost:
-    family = tools.family(pid)
-    before, runs_before, began = _cpu_s(family), _runs(family), time.monotonic()
+    before, runs_before, began = sum(tools.family_cpu_s(pid)), tools.runs(pid), time.monotonic()
     wait(_SECONDS)
     seconds = time.monotonic() - began
-    bpf_ns = sum(tools.runs(one).since(was).switch_ns for one, was in runs_before.items())
-    bpf_pct = 100 * bpf_ns / 1e9 / seconds
-    return _Cost(100 * (_cpu_s(family) - before) / seconds + bpf_pct, bpf_pct, sum(map(_pss_mb, family)))
-
-
-def _runs(family: Sequence[int]) -> dict[int, tools.Runs]:
-    return {pid: tools.runs(pid) for pid in family}
-
-
-def _cpu_s(family: Sequence[int]) -> float:
-    return sum(sum(tools.cpu_s(pid)) for pid in family)
-
-
-def _pss_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+    bpf_pct = 100 * tools.runs(pid).since(runs_before).switch_ns / 1e9 / seconds
+    cpu_pct = 100 * (sum(tools.family_cpu_s(pid)) - before) / seconds
+    return _Cost(cpu_pct + bpf_pct, bpf_pct, tools.family_pss_mb(pid))
 
 
 @contextmanager

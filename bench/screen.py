@@ -90,14 +90,12 @@ def _used(case: _Case) -> list[_Used]:
 
 
 def _slice(shown: Terminal) -> _Used:
-    began, bytes_before, cpu_before_s = time.monotonic(), len(shown.drawn), _cpu_s(shown.pid)
+    began, bytes_before, cpu_before_s = time.monotonic(), len(shown.drawn), sum(tools.family_cpu_s(shown.pid))
     shown.look_on(_SLICE_SECONDS)
     seconds = time.monotonic() - began
-    return _Used(100 * (_cpu_s(shown.pid) - cpu_before_s) / seconds, (len(shown.drawn) - bytes_before) / seconds)
-
-
-def _cpu_s(pid: int) -> float:
-    return sum(sum(tools.cpu_s(one)) for one in tools.family(pid))
+    return _Used(
+        100 * (sum(tools.family_cpu_s(shown.pid)) - cpu_before_s) / seconds, (len(shown.drawn) - bytes_before) / seconds
+    )
 
 
 def _stalled() -> tuple[list[float], str]:

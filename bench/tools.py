@@ -209,9 +209,35 @@ def at_tracepoints(pid: int, *prefixes: str) -> tuple[int, int]:
 
 def cpu_s(task: int | str) -> tuple[float, float]:
     """Return (user, kernel) CPU seconds of a process, or of a thread by path below /proc."""
+    user_s, kernel_s, *_ = _times_s(task)
+    return user_s, kernel_s
+
+
+def family_cpu_s(pid: int) -> tuple[float, float]:
+    """Return (user, kernel) CPU seconds of a process, its children, and those of its children that have ended."""
+    user_s, kernel_s, ended_user_s, ended_kernel_s = _times_s(pid)
+    user_s, kernel_s = user_s + ended_user_s, kernel_s + ended_kernel_s
+    for child in family(pid)[1:]:
+        with suppress(OSError):  # it has just ended
+            more_user_s, more_kernel_s = cpu_s(child)
+            user_s, kernel_s = user_s + more_user_s, kernel_s + more_kernel_s
+    return user_s, kernel_s
+
+
+def _times_s(task: int | str) -> tuple[float, float, float, float]:
     after_name = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    return int(after_name[11]) * tick_s, int(after_name[12]) * tick_s
+    user, kernel, ended_user, ended_kernel = (int(ticks) * tick_s for ticks in after_name[11:15])
+    return user, kernel, ended_user, ended_kernel
+
+
+def family_pss_mb(pid: int) -> float:
+    """Return the memory (PSS) of a process and its children."""
+    kb = 0
+    for one in family(pid):
+        with suppress(OSError):  # it has just ended
+            kb += int(Path(f"/proc/{one}/smaps_rollup").read_text().partition("\nPss:")[2].split()[0])
+    return kb / 1024
 
 
 def family(pid: int) -> list[int]:
