@@ -675,6 +675,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     """What that process says that it does; null: it does not write a title of its own."""
     threads: Count
     """How many they are."""
+    unread: Count
+    """How many other threads of the program wait for a lock with stacks that are not read yet: they may do the same."""
     processes: Count
     """Of how many processes."""
     state: str

@@ -323,6 +323,7 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         process=printable(hop.program),
         title=printable(hop.title) or None,
         threads=hop.threads,
+        unread=hop.unread,
         processes=hop.pids,
         state=hop.state,
         diagnosis=rule.id if rule else None,

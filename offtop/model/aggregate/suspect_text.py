@@ -141,11 +141,15 @@ class SuspectTexts:
         return Sentence(says, self._next(one, waiter))
 
     def name_of(self, hop: Hop) -> str:
-        """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
+        """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one.
+
+        `at least 12 postgres`: others may wait for the same, but their stacks are not read yet.
+        """
         if hop.state in (AWAY, IS_DISK):
             return hop.program
         if hop.threads > 1:
-            return f"{hop.threads} {hop.program}" if hop.pids > 1 else f"{hop.threads} threads of {hop.program}"
+            many = f"{'at least ' if hop.unread else ''}{hop.threads}"
+            return f"{many} {hop.program}" if hop.pids > 1 else f"{many} threads of {hop.program}"
         tid = hop.key.tid or hop.key.pid
         name = hop.program if tid == hop.key.pid else self._catalog.comm(hop.key) or hop.program
         return f"{name}({tid})"

@@ -37,7 +37,7 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
-_PIPE, _LOCK = "pipe", "lock"
+_PIPE, LOCK = "pipe", "lock"
 _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
 _KEEPS_WAITING = frozenset({SLEEP, STOPPED})
 """States that are normal without work, but in which a thread answers no request."""
@@ -150,7 +150,7 @@ class WaitsOfTick:
         """Return the rows of `is_unclear`."""
         found = np.zeros(len(self._leaf), np.bool_)
         blockers, names, catalog = self.snapshot.blockers, self._causes.names, self.snapshot.catalog
-        rows = np.flatnonzero(self._is_leaf(lambda leaf: leaf.category == _LOCK and not leaf.idle))
+        rows = np.flatnonzero(self._is_leaf(lambda leaf: leaf.category == LOCK and not leaf.idle))
         rows = rows[~np.isin(thread_codes(self._ids[rows]), thread_codes(integers([*blockers], 2)))]
         users, of_users = np.unique(self._ids[rows, USER], return_inverse=True)
         frames = (catalog.stack(user).frames for user in users.tolist())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.classify.standing import WaitsOfTick
+from offtop.model.classify.standing import LOCK, WaitsOfTick
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Node
@@ -68,6 +68,9 @@ class Hop(NamedTuple):
     is_exact: bool = True
     what: str = ""
     """Name of the object that the next hop holds. Raw."""
+    unread: int = 0
+    """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
+    same."""
 
 
 class SuspectName(NamedTuple):
@@ -242,6 +245,7 @@ class _Ends:
         self._activity, self._paths, self._via = waits.activity, waits.paths, waits.via
         self._weights, self._usual = weights, usual
         self._into = waits.graph.edges.into()
+        self._unclear_pids = waits.waits.rows[np.flatnonzero(waits.is_unclear), 0]
 
     def found(self) -> Found:
         graph = self._graph
@@ -410,7 +414,7 @@ class _Ends:
         rows, pids = every.rows_of(numbers), every.pids_of(numbers)
         ages_ns = np.where(rows >= 0, self._waits.ages_ns[rows], 0) if len(self._waits.ages_ns) else 0 * rows
         oldest = every[nodes[int(ages_ns.argmax())]]
-        program = self._program(oldest)
+        program, unread = self._program(oldest), 0
         if oldest.address:
             same = [one for one in nodes if self._program(every[one]) == program]
             threads, processes = len(same), len({every[one].key.pid for one in same})
@@ -418,6 +422,8 @@ class _Ends:
             once, counts = np.unique(pids, return_counts=True)
             is_same = np.array([self._catalog.process(pid) == program for pid in once.tolist()], np.bool_)
             threads, processes = int(counts[is_same].sum()), int(np.count_nonzero(is_same))
+            if oldest.state == LOCK and not self._waits.is_unclear[oldest.row]:
+                unread = int(np.count_nonzero(np.isin(self._unclear_pids, once[is_same])))
         in_wait = oldest.row >= 0
         return Hop(
             oldest.key,
@@ -428,6 +434,7 @@ class _Ends:
             self._waits.place(oldest.row) if in_wait else None,
             int(self._waits.ages_ns[oldest.row]) if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
+            unread=unread,
         )
 
     def _starved(self) -> list[Suspect]:

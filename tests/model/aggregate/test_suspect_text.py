@@ -228,6 +228,14 @@ def test_thread_that_ended_most_waits_is_called_likely() -> None:
     assert sentences(machine)[0][0].endswith("likely held by app(20), which sleeps in nap")
 
 
+def test_number_of_threads_says_that_others_may_wait_for_the_same() -> None:
+    machine = Machine()
+    for tid in (11, 12, 13):
+        machine.waits("app", 10, "lock", 30, *_MUTEX, tid=tid)
+    machine.waits("app", 10, "lock", 30, tid=14)
+    assert sentences(machine)[0][0] == "at least 3 threads of app wait for a mutex (30.0s)"
+
+
 def test_gil_and_pipe_say_what_is_waited_for() -> None:
     machine = Machine()
     for tid in (11, 12, 13):

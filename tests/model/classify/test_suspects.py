@@ -397,6 +397,17 @@ def test_threads_at_a_lock_are_no_suspect_before_a_function_of_theirs_is_known(
     assert bool(machine.found().suspects) == is_one
 
 
+def test_threads_that_may_be_at_the_same_lock_are_counted_apart() -> None:
+    machine = Machine()
+    for tid in range(11, 31):
+        machine.waits("server", 10, "lock", 5, *_MUTEX, tid=tid)
+    for tid in range(31, 36):
+        machine.waits("server", 10, "lock", 5, tid=tid)
+    machine.waits("other", 50, "lock", 5)
+    (one,) = machine.found().suspects
+    assert [(hop.program, hop.threads, hop.unread) for hop in one.hops] == [("server", 20, 5)]
+
+
 def test_request_from_before_others_waited_was_not_sent_for_them() -> None:
     machine = Machine()
     consumer = machine.waits("app", 20, "net-recv", 50, tid=21)
