@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cache, cached_property
+from functools import cache, partial
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -306,12 +306,16 @@ def of_reason(reason: Reason) -> Filter:
 
 
 class _Matcher:
-    """Rows of a Shares; each thread, process, stack and category is matched once."""
+    """Rows of a Shares; each thread, process, stack and category is matched once.
+
+    Nothing in it refers to itself: then only a garbage collection would free the Shares, minutes later.
+    """
 
     def __init__(self, shares: Shares, catalog: Catalog, cause_finder: CauseFinder) -> None:
         name: Callable[[Frame], str] = cache(cause_finder.names.of)
         called: Callable[[str], set[str]] = cache(_function_names)
-        self._shares, self._catalog, self._cause_finder = shares, catalog, cause_finder
+        sites: Callable[[], _Sites] = cache(partial(_sites, shares, catalog, cause_finder))
+        self._cause_finder, self._sites = cause_finder, sites
         self._ids = shares.ids
         self._columns = {
             "thread": thread_codes(shares.ids),
@@ -348,8 +352,8 @@ class _Matcher:
             _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(catalog, False)(wake).pid),)),
             _OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(catalog, False)(wake)).pid else ()),
             _OBJECT: ("wake", lambda wake: (object_of(catalog)(wake).label,)),
-            "why": ("site", lambda site: (rule.name, rule.id) if (rule := self._sites.rules[site]) else ()),
-            _CAUSE: ("site", lambda site: (self._sites.reasons[site].name,)),
+            "why": ("site", lambda site: (rule.name, rule.id) if (rule := sites().rules[site]) else ()),
+            _CAUSE: ("site", lambda site: (sites().reasons[site].name,)),
             "program": (
                 "user",
                 lambda user: chain.from_iterable(called(name(frame)) for frame in catalog.stack(user).frames),
@@ -365,7 +369,7 @@ class _Matcher:
         for what in _MATCHED_TEXTS[one.key]:
             column, texts = self._texts[what]
             if column not in self._distinct:
-                whole = self._sites.which if column == "site" else self._columns[column]
+                whole = self._sites().which if column == "site" else self._columns[column]
                 values, which = np.unique(whole, return_inverse=True)
                 self._distinct[column] = values.tolist(), which
             values, which = self._distinct[column]
@@ -376,19 +380,18 @@ class _Matcher:
             found |= np.array([known[value] for value in values], np.bool_)[which]
         return found
 
-    @cached_property
-    def _sites(self) -> "_Sites":
-        """Costs more than the other columns."""
-        sites, which = sites_of(self._shares)
-        cause_finder, catalog = self._cause_finder, self._catalog
-        return _Sites(which, cause_finder.rules_at(sites, catalog), cause_finder.reasons_at(sites, catalog))
-
 
 class _Sites(NamedTuple):
     which: Ints
     """Index of the site, for each row."""
     rules: Sequence[Rule | None]
     reasons: Sequence[Reason]
+
+
+def _sites(shares: Shares, catalog: Catalog, cause_finder: CauseFinder) -> _Sites:
+    """Return the sites of the rows. Costs more than the other columns."""
+    sites, which = sites_of(shares)
+    return _Sites(which, cause_finder.rules_at(sites, catalog), cause_finder.reasons_at(sites, catalog))
 
 
 def _waker_names(catalog: Catalog, wake: int) -> tuple[str, ...]:

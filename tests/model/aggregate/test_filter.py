@@ -1,6 +1,8 @@
 """A filter chooses what it says; one that cannot be parsed reports what to write."""
 
+import gc
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -244,6 +246,19 @@ def test_thread_counts_as_one_and_a_row_without_waits_has_no_numbers() -> None:
     thread = Row(ThreadKey(1, 11), "connection", SECOND)
     assert parse("threads=1 max<1us p99=0 waiting=0 evs=0").keeps(thread)
     assert not parse("max>0").keeps(thread)
+
+
+@pytest.mark.parametrize("text", ["proc=mysqld", "why=*lock", "leaf=futex*", "mysqld max>1ms"])
+def test_a_filter_frees_what_it_was_used_on_without_a_garbage_collection(text: str) -> None:
+    some = waits()
+    gc.disable()
+    try:
+        before = sys.getrefcount(some.ids)
+        parse(text, GROUPS, IDS).mask(some, BOOK, JUDGE)
+        after = sys.getrefcount(some.ids)
+    finally:
+        gc.enable()
+    assert after == before
 
 
 @pytest.mark.parametrize(
