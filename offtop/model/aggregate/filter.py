@@ -308,7 +308,8 @@ def of_reason(reason: Reason) -> Filter:
 class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once.
 
-    Nothing in it refers to itself: then only a garbage collection would free the Shares, minutes later.
+    None of its functions refers to the matcher: a reference cycle would keep the Shares until a garbage collection,
+    which comes after minutes.
     """
 
     def __init__(self, shares: Shares, catalog: Catalog, cause_finder: CauseFinder) -> None:

@@ -158,9 +158,9 @@ class _Exact(ChopsUpdate):
         return "".join(drawn)
 
     def _free_strips(self) -> None:
-        """Remove the references of strips to themselves, which Strip.divide makes of those that it does not divide.
+        """Remove the reference to itself that Strip.divide gives a strip which it leaves whole.
 
-        The garbage collector would find them after minutes only: 20 MB later.
+        With it, a strip stays until a garbage collection, which comes after minutes: up to 20 MB.
         """
         for y, *_ in self.spans:
             for strip in self.chops[y].values():
