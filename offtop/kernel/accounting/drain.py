@@ -31,7 +31,7 @@ from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.map_sizes import threads_now
 from offtop.kernel.bpf.program import Program
-from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, ids_of, scan_of
+from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, chosen, ids_of, scan_of
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.resolve.sites import Sites
@@ -111,7 +111,7 @@ class Drain:
         clock_offset_ns = self._update_clock_offset()
         scan = scan_of(raw_scan)
         self._note(scan.tasks, ran, started)
-        new = scan.tasks[scan.tasks["state"] & layout.TASK_NEW != 0]
+        new = chosen(scan.tasks, scan.tasks["state"] & layout.TASK_NEW != 0)
         self._begin(ids_of(new), new["start_ns"])
         changes = layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER
         return self._scanned.of(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
@@ -148,7 +148,7 @@ class Drain:
         """
         scan = scan_of(self.scan(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)))
         self._note(scan.tasks, ran, started)
-        tasks, records = scan.tasks[scan.of_threads], scan.threads
+        tasks, records = chosen(scan.tasks, scan.of_threads), scan.threads
         ids = ids_of(tasks)
         self._note_runs(ids, tasks["start_ns"], records["exec_ns"], records["exec_at_ns"], records["exec_off_ns"], ran)
         return ThreadRecords(ids, records)
@@ -298,9 +298,9 @@ class Drain:
                 self._note_name(ThreadKey(pids[at], tids[at]), comms[at])
         for pid in ids[ids[:, 0] == ids[:, 1], 0].tolist():
             self._details.note_alive(pid)
-        some = tasks[tasks["flags"] & layout.SCANNED_RAN != 0]
+        some = chosen(tasks, tasks["flags"] & layout.SCANNED_RAN != 0)
         self._note_runs(ids_of(some), some["start_ns"], some["exec_ns"], some["exec_at_ns"], np.int64(0), ran)
-        some = tasks[tasks["flags"] & layout.SCANNED_STARTED != 0]
+        some = chosen(tasks, tasks["flags"] & layout.SCANNED_STARTED != 0)
         self._begin(ids_of(some), some["start_ns"])
         times = (some[name].tolist() for name in ("switched_out_ns", "first_ns", "tid_acquired_ns"))
         started += map(NewThread, map(THREADS.key, ids_of(some).tolist()), *times)
@@ -312,7 +312,7 @@ class Drain:
         samples = np.zeros(len(ids), SAMPLE_ROW)
         samples["key"], samples["start_ns"], samples["exec_ns"] = ids, start_ns, exec_ns
         samples["at_ns"], samples["off_ns"] = at_ns, off_ns
-        ran.append(RuntimeSamples(samples[exec_ns != 0]))
+        ran.append(RuntimeSamples(chosen(samples, exec_ns != 0)))
 
     def _note_name(self, key: ThreadKey, raw: bytes) -> None:
         comm = layout.text_of(raw)

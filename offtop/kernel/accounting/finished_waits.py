@@ -15,7 +15,7 @@ from offtop.kernel.bpf.scan_rows import Rows, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
 from offtop.model.values.waits import KERNEL, PREEMPTED, SWITCHED_OUT_NS, WAKE
 from offtop.model.values.wake import NO_WAKE
 
@@ -43,7 +43,7 @@ class FinishedWaits:
         has_ended = table.is_waiting[rows] & ~is_previous
         was_new = table.is_new[rows]
         was_shown = has_ended & ~was_new
-        waits = table.waits[rows]
+        waits = rows_at(table.waits, rows)
         table.end(rows[has_ended])
         table.tid_acquired_ns[rows] = np.maximum(acquired_ns, of_records_ns)
         switched_out_ns = np.where(was_shown, waits[:, SWITCHED_OUT_NS], 0)
@@ -90,7 +90,7 @@ class FinishedWaits:
         has_numbers: Mask = (uncounted["waits"] != 0) | ~is_whole
         numbers += _thread_numbers(uncounted, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
         at = np.flatnonzero(has_numbers | was_shown)
-        tick.ended.append((records.ids[at], numbers[at], nonzero_lanes(uncounted["histogram"][at])))
+        tick.ended.append((rows_at(records.ids, at), rows_at(numbers, at), nonzero_lanes(uncounted["histogram"][at])))
         at = np.flatnonzero(has_numbers & (uncounted["lost_waits"] != 0))
         lost = uncounted[at]
         tick.add_sites(_lost_sites(records.ids[at]), lost["lost_ns"], lost["lost_runqueue_ns"], lost["lost_waits"])
@@ -143,8 +143,7 @@ class FinishedWaits:
         is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
         sites = np.zeros((len(records), SITES.width), np.int64)
         sites[is_lost] = _lost_sites(ids[is_lost])
-        some = records[is_located]
-        raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
+        raw = (records[name][is_located] for name in ("first_kernel", "first_user", "first_wake"))
         sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
         if self._deferred.threads_with_sites:
             of_held = is_located & np.isin(ids[:, 1], [key.tid for key, _ in self._deferred.threads_with_sites])

@@ -34,6 +34,7 @@ from offtop.kernel.accounting.totals import Totals
 from offtop.kernel.accounting.waits_in_progress import WaitsInProgress
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import chosen
 from offtop.model.values.catalog import Catalog, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import Moves
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, Mask, integers, lookup_keys
@@ -262,7 +263,7 @@ class Ledger:
     def _add_run_times(self, tick: TickDeltas, rows: Ints, samples: RuntimeSamples, last: LastRecords) -> None:
         of_record = last.positions(rows)
         has_record = np.flatnonzero(of_record >= 0)
-        records = last.records.rows[of_record[has_record]]
+        records = chosen(last.records.rows, of_record[has_record])
         off_ns, first_ns = np.zeros((2, len(rows)), np.int64)
         in_progress_ns = np.where(records["switched_out_ns"], np.maximum(0, tick.at_ns - records["switched_out_ns"]), 0)
         off_ns[has_record] = records["offcpu_ns"] + in_progress_ns

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from offtop.kernel.accounting.tick_records import NOT_SCANNED, OffCpuTasks
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.scan_rows import Rows, Scan, calls_of, ids_of, is_32_bit_program, kinds_of
+from offtop.kernel.bpf.scan_rows import Rows, Scan, calls_of, chosen, ids_of, is_32_bit_program, kinds_of
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
@@ -16,7 +16,7 @@ from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values.catalog import CALL_32_BIT, Catalog, ThreadKey
 from offtop.model.values.snapshot import OUTSIDE, Bound, Holder
-from offtop.model.values.table import THREADS, Ints, Mask
+from offtop.model.values.table import THREADS, Ints, Mask, rows_at
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -50,7 +50,7 @@ class ScannedWaits:
 
         `clock_offset_ns`: offset of CLOCK_MONOTONIC from the scheduler's clock; 0 if unknown.
         """
-        tasks = scan.tasks[which]
+        tasks = chosen(scan.tasks, which)
         rows = np.zeros((len(tasks), FIELDS), np.int64)
         rows[:, :2], rows[:, KERNEL], rows[:, CALL] = ids_of(tasks), NOT_SCANNED, -1
         rows[:, SWITCHED_OUT_NS] = rows[:, FROM_NS] = tasks["switched_out_ns"]
@@ -63,7 +63,7 @@ class ScannedWaits:
         self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan)
         is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
         queued_ns = np.where(is_queued, tasks["queued_ns"] + clock_offset_ns, 0)
-        held = tasks[tasks["holder_tid"] != 0]
+        held = chosen(tasks, tasks["holder_tid"] != 0)
         pairs = zip(held["holder_pid"].tolist(), held["holder_tid"].tolist(), strict=True)
         holders = dict(zip(map(THREADS.key, ids_of(held).tolist()), map(self._holder, pairs), strict=True))
         runnable = tasks["flags"] & layout.SCANNED_RUNNABLE != 0
@@ -81,7 +81,7 @@ class ScannedWaits:
         rows[at[has_arguments], ARGUMENTS:READ_USER] = registers["arguments"][has_arguments].view(np.int64)
         if self._user_stacks:
             own = rows[at, 0] != OUTSIDE
-            self._user_stacks.note_waits(rows[at[own]], registers[own])
+            self._user_stacks.note_waits(rows_at(rows, at[own]), chosen(registers, own))
 
     def _wakes_of(self, waits: Ints, kernel: Ints, objects: NDArray[np.uint64]) -> Ints:
         """Return the catalog ids of what waits in progress at these kernel stacks are on."""

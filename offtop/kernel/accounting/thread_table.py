@@ -7,7 +7,7 @@ import numpy as np
 
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Holder
-from offtop.model.values.table import THREADS, Ints, Mask, thread_codes
+from offtop.model.values.table import THREADS, Ints, Mask, rows_at, thread_codes
 from offtop.model.values.waits import FIELDS, WaitList, Waits
 
 UNKNOWN_NS = -1
@@ -95,7 +95,7 @@ class ThreadTable:
         """Return the waits in progress as of now."""
         if self._frozen is None:
             rows = self.waiting
-            waits = WaitList(self.waits[rows], dict(self.holders))
+            waits = WaitList(rows_at(self.waits, rows), dict(self.holders))
             self._frozen = Waits(waits, self._versions[rows], self, rows)
         return self._frozen
 

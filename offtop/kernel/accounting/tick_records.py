@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.kernel.bpf.scan_rows import THREAD_ROW, Rows, record_of
+from offtop.kernel.bpf.scan_rows import THREAD_ROW, Rows, chosen, joined, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Waiting
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, positions_of, thread_codes
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, positions_of, rows_at, thread_codes
 from offtop.model.values.waits import READ_USER, SWITCHED_OUT_NS, WaitList
 from offtop.model.values.wake import NO_WAKE
 
@@ -44,7 +44,7 @@ class ThreadRecords:
         return (
             parts[0]
             if len(parts) == 1
-            else cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
+            else cls(np.concatenate([one.ids for one in parts]), joined([one.rows for one in parts]))
         )
 
     @property
@@ -59,7 +59,7 @@ class ThreadRecords:
         return zip(map(THREADS.key, self.ids.tolist()), map(record_of, self.rows), strict=True)
 
     def of_rows(self, which: Ints | Mask) -> "ThreadRecords":
-        return ThreadRecords(self.ids[which], self.rows[which])
+        return ThreadRecords(rows_at(self.ids, which), chosen(self.rows, which))
 
     def without(self, pids: Collection[int]) -> "ThreadRecords":
         return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
@@ -185,7 +185,7 @@ class RuntimeSamples:
 
     @classmethod
     def all(cls, parts: Sequence["RuntimeSamples"]) -> "RuntimeSamples":
-        return cls(np.concatenate([one.rows for one in parts]))
+        return cls(joined([one.rows for one in parts]))
 
     @property
     def ids(self) -> Ints:
@@ -196,7 +196,7 @@ class RuntimeSamples:
         return len(self.rows)
 
     def of_rows(self, which: Ints | Mask) -> "RuntimeSamples":
-        return RuntimeSamples(self.rows[which])
+        return RuntimeSamples(chosen(self.rows, which))
 
     def without(self, pids: Collection[int]) -> "RuntimeSamples":
         return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
@@ -240,7 +240,8 @@ class SiteDeltas(NamedTuple):
 
     def of_rows(self, which: Ints | Mask) -> "SiteDeltas":
         ids, numbers, lanes, tid_acquired_ns, raw = self
-        return SiteDeltas(ids[which], numbers[which], lanes[which], tid_acquired_ns[which], raw[which])
+        ids, numbers, lanes = (rows_at(column, which) for column in (ids, numbers, lanes))
+        return SiteDeltas(ids, numbers, lanes, tid_acquired_ns[which], rows_at(raw, which))
 
     def without(self, pids: Collection[int]) -> "SiteDeltas":
         return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))

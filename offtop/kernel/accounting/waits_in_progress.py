@@ -16,7 +16,7 @@ from offtop.kernel.accounting.tick_records import NOT_SCANNED, NewThread
 from offtop.kernel.bpf import layout
 from offtop.model.values.moves import MOVE_FIELDS, Moves
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT
-from offtop.model.values.table import SITES, THREADS, Ints, integers
+from offtop.model.values.table import SITES, THREADS, Ints, integers, rows_at
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -61,7 +61,7 @@ class WaitsInProgress:
         """
         table, scanned = self._table, tick.tasks.waits.rows
         waits = np.zeros((len(rows), FIELDS), np.int64)
-        waits[:, :2], waits[:, KERNEL], waits[:, CALL] = table.ids[rows], SHORT, -1
+        waits[:, :2], waits[:, KERNEL], waits[:, CALL] = rows_at(table.ids, rows), SHORT, -1
         waits[:, SWITCHED_OUT_NS], waits[:, FROM_NS], waits[:, STATE] = switched_out_ns, from_ns, state
         waits[:, PREEMPTED] = (state & (layout.RUNNING | layout.TASK_NEW)) == layout.RUNNING
         is_filtered = tick.excludes(state)

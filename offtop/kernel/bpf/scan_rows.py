@@ -125,7 +125,21 @@ def _rows_at(data: bytes | bytearray, at: Ints, kind: np.dtype[np.void]) -> Rows
     if (at[1:] - at[:-1] == stride).all():
         return np.ndarray(len(at), kind, data, int(at[0]), strides=stride)
     overlapping = np.ndarray((len(data) - kind.itemsize) // _ALIGNMENT + 1, kind, data, strides=_ALIGNMENT)
-    return overlapping[at // _ALIGNMENT]
+    return chosen(overlapping, at // _ALIGNMENT)
+
+
+def chosen(rows: Rows, which: Ints | Mask | slice) -> Rows:
+    """Return `rows[which]`. NumPy would copy these row by row, field by field, in ten times as long."""
+    return rows.view(_bytes_of(rows))[which].view(rows.dtype)
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Concatenate `parts`, which are of one type: np.concatenate would copy field by field, too."""
+    return np.concatenate([one.view(_bytes_of(one)) for one in parts]).view(parts[0].dtype)
+
+
+def _bytes_of(rows: Rows) -> np.dtype[np.void]:
+    return np.dtype((np.void, rows.itemsize))
 
 
 def ids_of(tasks: Rows) -> Ints:

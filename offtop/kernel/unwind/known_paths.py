@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from offtop.kernel.binary.unwind_rules import CFA, NO_RULE, UNDEFINED, WORD_BYTES, Machine, Rule, Value
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.scan_rows import Rows
+from offtop.kernel.bpf.scan_rows import Rows, chosen, joined
 from offtop.kernel.procfs.memory import code_addresses
 from offtop.model.values.stack import ANONYMOUS, JIT, Frame
-from offtop.model.values.table import Ints, Mask
+from offtop.model.values.table import Ints, Mask, rows_at
 
 Words = NDArray[np.uint64]
 
@@ -49,10 +49,10 @@ class Stacks(NamedTuple):
     @classmethod
     def all(cls, parts: Sequence["Stacks"]) -> "Stacks":
         """Join `parts`, which have equally many words of each stack."""
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return cls(joined([one.registers for one in parts]), np.concatenate([one.words for one in parts]))
 
     def of(self, which: Mask) -> "Stacks":
-        return Stacks(self.registers[which], self.words[which])
+        return Stacks(chosen(self.registers, which), rows_at(self.words, which))
 
 
 class KnownPaths:

@@ -16,7 +16,7 @@ from offtop.kernel.binary.unwind_rules import AARCH64, NO_RULE, X86_64, Rule
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ScannedStack
 from offtop.kernel.bpf.libbpf import Map
-from offtop.kernel.bpf.scan_rows import Rows
+from offtop.kernel.bpf.scan_rows import Rows, chosen
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.procfs.stack_memory import read_stacks
 from offtop.kernel.symbols.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
@@ -259,7 +259,7 @@ class Unwinder:
                 size_bytes = max((path.span_bytes for path in paths), default=0)
                 for part in np.array_split(rows, -(-len(rows) // _MOST_COMPARED)) if paths else ():
                     words, is_read = read_stacks(int(ids[part[0], 1]), registers["sp"][part], size_bytes)
-                    read = part[is_read], Stacks(registers[part[is_read]], words[is_read])
+                    read = part[is_read], Stacks(chosen(registers, part[is_read]), words[is_read])
                     if len(part) == len(rows):  # most likely there are more in other processes
                         of_leaves[space, ip].append(read)
                     else:

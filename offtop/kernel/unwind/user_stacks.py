@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows, is_32_bit_program, stack_of
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows, chosen, is_32_bit_program, joined, stack_of
 from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
@@ -107,16 +107,19 @@ class _Waits(NamedTuple):
 
     @classmethod
     def all(cls, parts: Sequence["_Waits"]) -> "_Waits":
-        """Join `parts`; of a thread, keep only the last."""
-        ids, switched_out_ns, registers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        every = cls(ids, switched_out_ns, registers)
+        """Join `parts`, none of which has a thread twice; of a thread, keep only the last."""
+        parts = [one for one in parts if len(one.ids)] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
+        ids, switched_out_ns = (np.concatenate(columns) for columns in [*zip(*parts, strict=True)][:2])
+        every = cls(ids, switched_out_ns, joined([one.registers for one in parts]))
         _, last = np.unique(thread_codes(ids)[::-1], return_index=True)
         return every if len(last) == len(ids) else every.of(np.sort(len(ids) - 1 - last))
 
     def of(self, which: Ints | Mask | slice) -> "_Waits":
         if isinstance(which, np.ndarray) and which.dtype == np.bool_ and which.all():
             return self  # the registers are most of what offtop would copy
-        return _Waits(self.ids[which], self.switched_out_ns[which], self.registers[which])
+        return _Waits(self.ids[which], self.switched_out_ns[which], chosen(self.registers, which))
 
     def read_as(self, found: UnwoundStack) -> ReadStack:
         """Return `found` as the stack of each of them."""
@@ -203,7 +206,7 @@ class UserStacks:
         `waits` are rows of a WaitList, `registers` those of their threads.
         """
         some = (registers["sp"] != 0) & (registers["pcount"] != 0)
-        noted = _Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], registers[some])
+        noted = _Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], chosen(registers, some))
         _, leaf, threads = np.unique(noted.registers["ip"], return_inverse=True, return_counts=True)
         is_alike = (threads[leaf] >= _FEWEST_ALIKE) & ~is_32_bit_program(noted.registers)
         self._young.append(noted.of(~is_alike))

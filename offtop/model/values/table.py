@@ -21,6 +21,7 @@ Mask = NDArray[np.bool_]
 
 K = TypeVar("K", ThreadKey, SiteKey)
 V = TypeVar("V", ThreadTotals, SiteTotals)
+N = TypeVar("N", bound=np.generic)
 
 WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
 """Columns of `numbers`, the same for threads and sites; the last is the maximum, which is never added up."""
@@ -342,8 +343,8 @@ def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
     return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
 
 
-def rows_at(rows: Ints, which: Ints | Mask) -> Ints:
-    """Return `rows[which]`; for wide rows in a third of the time."""
+def rows_at(rows: NDArray[N], which: Ints | Mask) -> NDArray[N]:
+    """Return `rows[which]`; for matrices in a third to a tenth of the time."""
     return rows.take(np.flatnonzero(which) if which.dtype == np.bool_ else which, axis=0)
 
 

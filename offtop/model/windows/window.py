@@ -198,7 +198,7 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     numbers = _less(b.numbers.take(rows, axis=0), a.numbers, before[rows])
     numbers[:, MAX_NS] = b.numbers[rows, MAX_NS]
     some = (numbers[:, :MAX_NS] != 0).any(axis=1)
-    rows, numbers = rows[some], numbers[some]
+    rows, numbers = rows[some], rows_at(numbers, some)
     ids, counts = b.ids.take(rows, axis=0), _lanes_since(a, before[rows], b, rows)
     if not is_evicted.any():
         return ids, numbers, counts, integers([], kind.width)
@@ -320,7 +320,7 @@ def thread_numbers(so_far: SoFar) -> Ints:
 
 def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
     """Return the site ids and numbers of all rows that have a stack, and of the moves."""
-    placed = so_far[~np.isin(so_far[:, 2], [*PLACELESS])]
+    placed = rows_at(so_far, ~np.isin(so_far[:, 2], [*PLACELESS]))
     numbers = np.zeros((len(placed), SITES.numbers), np.int64)
     numbers[:, TOTAL_NS : TOTAL_NS + 2] = placed[:, SITES.width : SITES.width + 2]
     ids_moved, numbers_moved = moves.site_rows

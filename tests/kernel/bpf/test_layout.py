@@ -9,13 +9,24 @@ import struct
 import subprocess
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from offtop import paths
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.compile import inline_includes
 from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ThreadRecord
-from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, STACK_ROW, TASK_ROW, THREAD_ROW, record_of, scan_of, stack_of
+from offtop.kernel.bpf.scan_rows import (
+    REGISTERS_ROW,
+    STACK_ROW,
+    TASK_ROW,
+    THREAD_ROW,
+    chosen,
+    joined,
+    record_of,
+    scan_of,
+    stack_of,
+)
 from offtop.model.values import histogram as log2
 from offtop.model.values import wake
 
@@ -197,6 +208,18 @@ def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
     assert {at: one.tolist() for at, one in scan.deep_frames.items()} == {1: more}
     of_last = stack_of(scan.stacks["registers"][2:])
     assert of_last == (5, -1, (0, 1, 2, 3, 4, 5), 11, 12, 13, tuple(range(11)), 14, 15)
+
+
+@pytest.mark.parametrize("spread", [1, 3])
+def test_rows_of_a_scan_are_chosen_and_joined_with_all_their_fields(spread: int) -> None:
+    random = np.random.default_rng(1)
+    words = random.integers(0, 1 << 63, 60 * spread * TASK_ROW.itemsize // 8, np.int64)
+    rows = words.view(TASK_ROW)[::spread]
+    at, mask = np.array([5, 0, 5, 59]), random.random(60) < 0.5
+
+    assert chosen(rows, at).tolist() == [rows[number].tolist() for number in at]
+    assert chosen(rows, mask).tolist() == [row.tolist() for row, is_chosen in zip(rows, mask, strict=True) if is_chosen]
+    assert joined((rows, rows[:0], rows[7:])).tolist() == [*rows.tolist(), *rows[7:].tolist()]
 
 
 def test_a_bpf_histogram_reads_as_the_models_number() -> None:
