@@ -42,7 +42,7 @@ async def test_sentence_stands_under_the_head_whole(size: tuple[int, int]) -> No
         sentence = "! 3 threads of shop wait for a mutex (9.00s), held by holder(50), which waits for"
 
         def is_whole() -> bool:
-            lines = [line.removesuffix(" 6") for line in pane(app, "suspects")]
+            lines = [line.removesuffix(" (6)") for line in pane(app, "suspects")]
             return " ".join(" ".join(lines).split()).startswith(sentence)
 
         await until(is_whole)  # a tick can be drawn before its suspects are found
@@ -106,14 +106,14 @@ def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
     long = SuspectText(
         "flock\x1b[2J(10) waits for job.lock (9.00s), held by sleep(31822), which sleeps", "why", 1.0, [hop]
     )
-    drawn = lines([long] * 2, 60, 3, UNICODE)
+    drawn = lines([long] * 2, 63, 3, UNICODE)
     assert len(drawn) == 3
     text = ["".join(part for part, _ in line.spans).rstrip() for line in drawn]
     assert text[0].startswith("! flock\\x1b[2J(10) waits for job.lock (9.00s), held by")
     assert text[1] == "  sleep(31822), which sleeps. Next: why."
     assert text[2].endswith("…")
-    text = ["".join(part for part, _ in line.spans).rstrip() for line in lines([long] * 3, 60, 2, UNICODE)]
-    assert text[0].endswith(" +2 6")
+    text = ["".join(part for part, _ in line.spans).rstrip() for line in lines([long] * 3, 63, 2, UNICODE)]
+    assert text[0].endswith(" +2 (6)")
     assert text[1] == "  sleep(31822), which sleeps. Next: why."
     assert [len(lines([long] * n, 200, 5, UNICODE)) for n in (0, 1, 5)] == [1, 1, 5]
     assert lines([long], 80, 0, UNICODE) == []

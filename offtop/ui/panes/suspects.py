@@ -22,7 +22,7 @@ from offtop.ui.kit.lines import Clicked, Line, fit, plain
 from offtop.ui.kit.overlay import Overlay
 from offtop.units import average, duration, threads
 
-_MARK, _INDENT, _KEY, _KEY_OF_MORE = "! ", "  ", " 6", " +{} 6"
+_MARK, _INDENT, _KEY, _KEY_OF_MORE = "! ", "  ", " (6)", " +{} (6)"
 NOTHING = "nothing stands out"
 
 
