@@ -1,5 +1,6 @@
 """Report unexpected exceptions in one sentence instead of a traceback."""
 
+import errno
 import os
 import signal
 import sys
@@ -29,7 +30,9 @@ def error_text(error: BaseException, thread: str = "") -> str:
     If memory or threads ran out, it is OUT_OF_MEMORY. Otherwise it is, for example, `Internal error in offtop 0.1:
     KeyError(5) at kernel/live.py:230. …`
     """
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
+    no_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    no_process = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
+    if isinstance(error, MemoryError) or no_thread or no_process:
         return OUT_OF_MEMORY
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]

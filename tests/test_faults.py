@@ -1,5 +1,6 @@
 """An unexpected error is reported in one sentence wherever it happens, and everything else continues."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -24,7 +26,7 @@ def broken(*_: object, **__: object) -> int:
     raise KeyError("\x1b[2J")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.EAGAIN, "")])
 def test_lack_of_memory_is_not_reported_as_a_bug(error: Exception) -> None:
     assert faults.error_text(error) == faults.OUT_OF_MEMORY
     assert faults.error_text(RuntimeError("another")).startswith("Internal error in offtop ")
@@ -52,6 +54,24 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
     with pytest.raises(SystemExit):
         cli.main(["report", "a.offtop"])
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "The output cannot be written (No space left on device)."),
+        (OSError(errno.EINVAL, "Invalid argument"), "Internal error in offtop "),
+    ],
+)
+def test_only_errors_of_writing_blame_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
+    monkeypatch.setattr(run, "report", mock.Mock(side_effect=error))
+    monkeypatch.setattr(cli, "_drop_output", mock.Mock())
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", "a.offtop"])
+    assert left.value.code == 1
+    assert capsys.readouterr().err.startswith(f"offtop: {said}")
 
 
 def test_unexpected_error_in_a_thread_names_the_thread() -> None:
