@@ -70,7 +70,6 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
     app = FleetApp(
         reader,
-        url,
         args.filter,
         tuple(choices.category_rules().ids),
         _cause_names(),

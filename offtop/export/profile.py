@@ -73,10 +73,6 @@ class Profile(NamedTuple):
     """None: not sampled; every wait was counted."""
 
     @property
-    def total_ns(self) -> int:
-        return sum(one.total_ns for one in self.samples)
-
-    @property
     def caveats(self) -> list[str]:
         """Reasons why the numbers are not exact; empty if nothing was sampled or lost."""
         losses = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]

@@ -163,7 +163,6 @@ def detect(types: KernelTypes) -> Features:
     fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
-    state = types.offset("task_struct", "__state")
     cgroup = _cgroup(types)
     submission = next((name for name in _RING_SUBMISSIONS if types.has_tracepoint(name)), "")
     safe_map_kinds = safe_maps(map_internals(types))
@@ -172,7 +171,7 @@ def detect(types: KernelTypes) -> Features:
         kprobe_symbol=symbol,
         pid=needed("pid"),
         tgid=needed("tgid"),
-        state=needed("state") if state is None else state,
+        state=needed("__state"),
         comm=needed("comm"),
         leader=types.offset("task_struct", "group_leader"),
         flags=needed("flags"),

@@ -192,10 +192,6 @@ class Wakes:
         """Epoll → the descriptor by which its process last waited on it."""
         return self._objects.epolls
 
-    @property
-    def fill(self) -> float:
-        return max(self._wakers.fill, self._wakes.fill, self._waited_on.fill)
-
     def forget(self, stacks: set[int], wakes: set[int]) -> None:
         """Forget ids that were evicted from the catalog."""
         self._by_wake = {wake: i for wake, i in self._by_wake.items() if i not in wakes}

@@ -52,7 +52,6 @@ class FleetApp(TerminalApp):
     def __init__(
         self,
         reader: Reader,
-        url: str,
         filter_text: str,
         order: Sequence[str],
         causes: Mapping[str, str],
@@ -72,7 +71,7 @@ class FleetApp(TerminalApp):
         """
         super().__init__(theme_name, ascii_only, mouse)
         self.view = View(filter_text)
-        self.reader, self._url, self._order, self._causes = reader, url, order, causes
+        self.reader, self._order, self._causes = reader, order, causes
         self._show_live, self._show_recording, self._iterations = show_live, show_recording, iterations
         self._page = Page(())
         self._alert = ""

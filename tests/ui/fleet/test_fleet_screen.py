@@ -64,7 +64,6 @@ async def shown(
         causes = {"postgres-row-lock": "a row or table lock"}
         app = FleetApp(
             reader,
-            api.url,
             "",
             tuple(CATEGORIES.ids),
             causes,
