@@ -78,7 +78,9 @@ _AWAITS_LOOKUP = "d_alloc_parallel"
 """Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
 """Names of the lookup functions of file systems: fuse_lookup, nfs_atomic_open."""
-_IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle in transaction", " waiting"
+_IDLE, _IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle", "idle in transaction", " waiting"
+_RUNS_ON = 0.5
+"""Average number of running threads from which a session is taken to be in one long statement."""
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
 _NO_WAKERS: _Wakers = {}
@@ -383,8 +385,8 @@ class _Builder:
             known = self._user_of_disk(key, known[0]) if self._nodes.category(row) in DISK_WAITS else ()
         if known:
             return known
-        if self._sessions.waiting and (holders := self._idle_in_transaction(key.pid)):
-            return holders
+        if self._sessions.waiting and (holder := self._idle_in_transaction(key.pid, int(self._ages_ns[row]))):
+            return holder
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
             return peers
         if self._wakers and self._nodes.category(row) == "lock" and wake:
@@ -420,10 +422,23 @@ class _Builder:
         waits_too = row >= 0 and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
         return not waits_too and what.pid in (0, one.pid)
 
-    def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
-        """Return the sessions of the same database that may hold the lock that a PostgreSQL session waits for."""
-        database = self._sessions.waiting.get(pid)
-        return self._sessions.holders.get(database, ()) if database else ()
+    def _idle_in_transaction(self, pid: int, age_ns: int) -> tuple[Blocker, ...]:
+        """Return the session that likely holds the lock for which a PostgreSQL session has waited for `age_ns`.
+
+        It is the only one of the database that is idle in a transaction. There is none if another session has run or
+        waited in its statement for as long: it may hold the lock just as well.
+        """
+        sessions = self._sessions
+        database = sessions.waiting.get(pid)
+        holders = sessions.holders.get(database, ()) if database else ()
+        if database is None or len(holders) != 1:
+            return ()
+        return () if any(self._may_be_in_statement(one, age_ns) for one in sessions.active[database]) else holders
+
+    def _may_be_in_statement(self, pid: int, since_ns: int) -> bool:
+        """Return whether an active session may have been in its statement for `since_ns`, rather than in many."""
+        is_old = len(ages_ns := self._ages_ns[self._rows_of(pid)]) and ages_ns.max() >= since_ns
+        return bool(is_old) or self._activity.running.get(pid, 0.0) >= _RUNS_ON
 
     def _add_edges(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""
@@ -558,11 +573,14 @@ class _Sessions(NamedTuple):
     """PID of a session that waits for a lock → its database."""
     holders: Mapping[_Database, tuple[Blocker, ...]]
     """Database → its sessions that are idle in a transaction."""
+    active: Mapping[_Database, list[int]]
+    """Database → PIDs of its sessions that are in a statement, and wait for no lock."""
 
 
 def _sessions(titles: Mapping[int, str], catalog: Catalog) -> _Sessions:
     waiting: dict[int, _Database] = {}
     holders: defaultdict[_Database, tuple[Blocker, ...]] = defaultdict(tuple)
+    active: defaultdict[_Database, list[int]] = defaultdict(list)
     for pid, title in titles.items():
         if session := _TITLE.fullmatch(title.strip()):
             details, activity = catalog.details.get(pid), session["activity"]
@@ -571,7 +589,9 @@ def _sessions(titles: Mapping[int, str], catalog: Catalog) -> _Sessions:
                 waiting[pid] = database
             elif activity.startswith(_IDLE_IN_TRANSACTION):
                 holders[database] += (Blocker(pid, 0, TITLE, False),)
-    return _Sessions(waiting, holders)
+            elif activity != _IDLE:
+                active[database].append(pid)
+    return _Sessions(waiting, holders, active)
 
 
 def _wakers(every: Shares, catalog: Catalog) -> _Wakers:

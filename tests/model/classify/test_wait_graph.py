@@ -194,6 +194,33 @@ def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_da
     assert edges_of(machine.graph(), waiter) == []
 
 
+@pytest.mark.parametrize(
+    ("other", "age_s", "runs", "is_named"),
+    [
+        ("SELECT", 11, 0.0, False),
+        ("SELECT", 2, 0.0, True),
+        ("UPDATE", 2, 0.9, False),
+        ("idle in transaction", 2, 0.0, False),
+        ("idle", 11, 0.0, True),
+        ("UPDATE waiting", 11, 0.0, True),
+    ],
+)
+def test_session_is_not_named_if_another_one_may_hold_the_lock(
+    other: str, age_s: float, runs: float, is_named: bool
+) -> None:
+    machine = Machine()
+    waiter = machine.waits("postgres", 10, "poll", 10, "WaitEventSetWait", "ProcSleep")
+    machine.waits("postgres", 20, "poll", 60)
+    machine.waits("postgres", 30, "poll", age_s)
+    machine.runs("postgres", 30, runs)
+    machine.titles = {
+        10: f"{_BACKEND}UPDATE waiting",
+        20: f"{_BACKEND}idle in transaction",
+        30: f"{_BACKEND}{other}",
+    }
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(20, 0), TITLE, False)] * is_named
+
+
 def test_waiting_session_and_holder_need_no_cluster_name_in_their_titles() -> None:
     machine = Machine()
     waiter = machine.waits("postgres", 10, "poll")
