@@ -36,6 +36,8 @@ SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
 _MOST_BYTES = 8 << 20
 _CHUNK_BYTES = 64 << 10
+_MOST_VALUE, _MOST_SECONDS = 1e15, float(1 << 33)
+"""Largest value, and last point in time (in the year 2242), that can be true."""
 _MOST_TEXT = 200
 """How much of an error text of the other side is shown."""
 
@@ -116,20 +118,20 @@ class Client:
     def query(self, text: str, at_ns: int | None = None) -> list[Sample]:
         """Return the samples of an instant query; `at_ns`: None is now, by the clock of the other side.
 
-        Values that are no number are left out. Raises ApiError.
+        Values that are no number, or too large for any of offtop's, are left out. Raises ApiError.
         """
         form = {"query": text} | ({} if at_ns is None else {"time": _seconds_text(at_ns)})
         answer = self._ask("query", form, _VectorAnswer)
         found = ((one.metric, one.value) for one in answer.data.result)
         samples = (Sample(labels, _ns(at), _number(value)) for labels, (at, value) in found)
-        return [one for one in samples if math.isfinite(one.value)]
+        return [one for one in samples if abs(one.value) <= _MOST_VALUE]
 
     def query_range(self, text: str, begin_ns: int, end_ns: int, step_ns: int) -> list[Series]:
         """Return series of a query that is evaluated each `step_ns`. Raises ApiError."""
         form = {"query": text, "start": _seconds_text(begin_ns), "end": _seconds_text(end_ns)}
         answer = self._ask("query_range", form | {"step": _seconds_text(step_ns)}, _MatrixAnswer)
         return [
-            Series(one.metric, [(_ns(at), n) for at, value in one.values if math.isfinite(n := _number(value))])
+            Series(one.metric, [(_ns(at), n) for at, value in one.values if abs(n := _number(value)) <= _MOST_VALUE])
             for one in answer.data.result
         ]
 
@@ -302,6 +304,8 @@ def _number(text: str) -> float:
 
 
 def _ns(seconds: float) -> int:
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise ApiError(f"The API answers with the time {seconds:.4g} s. Check its clock, and whether it is Prometheus")
     return round(seconds * 1000) * (NS_PER_S // 1000)
 
 

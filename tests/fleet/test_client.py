@@ -47,6 +47,20 @@ def test_samples_and_series_are_read() -> None:
         assert [one.path for one in api.requests] == ["/api/v1/query", "/api/v1/query_range", "/api/v1/query"]
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 2e15, float("-inf")])
+def test_values_that_no_host_has_are_left_out(value: float) -> None:
+    with serving(always(vector(({}, value), ({}, 1.0)))) as api:
+        assert [one.value for one in Client(api.url, Access()).query("up")] == [1.0]
+        api.answers = always(matrix(({}, [(AT_S, value), (AT_S + 1, 1.0)])))
+        (series,) = Client(api.url, Access()).query_range("up", 0, NS_PER_S, NS_PER_S)
+        assert [one for _, one in series.values] == [1.0]
+
+
+@pytest.mark.parametrize("at_s", [1e300, -1.0, 1e18])
+def test_impossible_times_are_refused(at_s: float) -> None:
+    assert refusal(vector(({}, 1.0), at_s=at_s)).endswith(" s. Check its clock, and whether it is Prometheus")
+
+
 def test_path_of_the_url_is_kept_and_gzip_read() -> None:
     zipped = Reply(gzip.compress(vector(({}, 2.0)).body), 200, {"Content-Encoding": "gzip"})
     with serving(always(zipped)) as api:
