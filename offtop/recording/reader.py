@@ -204,7 +204,8 @@ class Recording:
         return self._reasons.get(frame.file, NOT_KNOWN)
 
     def _nameless(self) -> dict[str, str]:
-        rows = self._database.execute("SELECT file, reason FROM nameless").fetchmany(_MOST_NAMELESS)
+        query = "SELECT substr(file, 1, ?1), substr(reason, 1, ?1) FROM nameless"
+        rows = self._database.execute(query, (checked.MOST_NAME,)).fetchmany(_MOST_NAMELESS)
         return {file_format.text_of(file): reason for file, reason in rows if reason in REASONS}
 
     def _frame(self, number: int) -> Frame:
@@ -216,10 +217,11 @@ class Recording:
             file, offset, raw_name, name = row
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
-            frame = Frame(file_format.text_of(file), file_format.unsigned(offset), file_format.text_of(raw_name))
+            file, raw_name, name = (file_format.text_of(one)[: checked.MOST_NAME] for one in (file, raw_name, name))
+            frame = Frame(file, file_format.unsigned(offset), raw_name)
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-            self._frames[number], self._names[frame] = frame, printable(file_format.text_of(name))
+            self._frames[number], self._names[frame] = frame, printable(name)
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
@@ -257,7 +259,8 @@ class Recording:
         return {name for name, sql in file_format.LATER_TABLES.items() if found.get(name) == sql}
 
     def _about(self) -> dict[str, str]:
-        rows = self._database.execute("SELECT key, value FROM about").fetchmany(_MOST_ABOUT)
+        query = "SELECT substr(key, 1, ?1), substr(value, 1, ?1) FROM about"
+        rows = self._database.execute(query, (checked.MOST_NAME,)).fetchmany(_MOST_ABOUT)
         return {printable(str(key)): printable(str(value)) for key, value in rows}
 
     def _first_and_last(self) -> tuple[int, int]:

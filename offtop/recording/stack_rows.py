@@ -16,6 +16,8 @@ from offtop.model.values.stack import (
 )
 from offtop.recording import checked
 
+_MOST_FRAMES = 1_024
+"""Several times as many as offtop takes of one stack."""
 _END, _UNSURE, _OTHER = "end-", "-unsure", "other"
 
 
@@ -28,6 +30,8 @@ def decode_frames(raw: object) -> tuple[int, ...]:
     """Decode what `encode_frames` encoded. Raises ValueError."""
     if not isinstance(raw, bytes) or len(raw) % 4:
         raise ValueError("not the frames of a stack")
+    if len(raw) > 4 * _MOST_FRAMES:
+        raise ValueError("a stack is too deep")
     return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 

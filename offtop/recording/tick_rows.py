@@ -198,11 +198,11 @@ def _entry(fields: Mapping[str, object], change: Change) -> Entry:
     """Return the change with the names that are new in its tick."""
     return Entry(
         change,
-        {_thread(pid, tid): checked.text(comm) for pid, tid, comm in checked.arrays(fields.get("comms"), 3)},
-        {checked.integer(pid): checked.text(name) for pid, name in checked.arrays(fields.get("processes"), 2)},
+        {_thread(pid, tid): checked.short_name(comm) for pid, tid, comm in checked.arrays(fields.get("comms"), 3)},
+        {checked.integer(pid): checked.short_name(name) for pid, name in checked.arrays(fields.get("processes"), 2)},
         {
             checked.integer(pid): Details(
-                checked.text(user), checked.text(cmdline), checked.text(cgroup), checked.integer(uid)
+                checked.name(user), checked.name(cmdline), checked.name(cgroup), checked.integer(uid)
             )
             for pid, user, cmdline, cgroup, uid in checked.arrays(fields.get("details"), 5)
         },
@@ -261,7 +261,7 @@ def decode_filters(fields: Mapping[str, object]) -> Filters:
         checked.integer(states),
         checked.integer(min_ns),
         checked.integer(max_ns),
-        checked.text(fields.get("cgroup", "")),
+        checked.name(fields.get("cgroup", "")),
         checked.name(fields.get("within", "")),
     )
 

@@ -21,7 +21,7 @@ from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
-from offtop.recording import report, tick_rows
+from offtop.recording import report, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -124,6 +124,19 @@ def test_other_tables_are_refused(tmp_path: Path, whole: bytes, statements: list
 )
 def test_impossible_values_are_skipped(tmp_path: Path, whole: bytes, statement: str) -> None:
     assert replay_output(changed(tmp_path / "it", whole, statement))
+
+
+def test_stack_deeper_than_offtop_takes_is_refused() -> None:
+    assert len(stack_rows.decode_frames(bytes(4 * 1_024))) == 1_024
+    with pytest.raises(ValueError, match="too deep"):
+        stack_rows.decode_frames(bytes(4 * 1_025))
+
+
+def test_long_names_of_functions_are_cut(tmp_path: Path, whole: bytes) -> None:
+    long = "CAST(replace(hex(zeroblob(50000)), '0', 'y') AS BLOB)"
+    said = replay_output(changed(tmp_path / "it", whole, f"UPDATE frames SET name = {long}, told = {long}"))
+    assert "y" * 8_192 in said
+    assert "y" * 8_193 not in said
 
 
 def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
@@ -242,6 +255,9 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
         ({"machine": [2, 3.5, 0]}, "not an integer"),
         ({"lives": [[1, 2, 3]]}, "not an array of that length"),
         ({"lives": [[1, 2, "x", 0]]}, "not a number"),
+        ({"comms": [[1, 1, "x" * 65]]}, "a name is too long"),
+        ({"processes": [[1, "x" * 65]]}, "a name is too long"),
+        ({"details": [[1, "root", "x" * 8_193, "", 0]]}, "a name is too long"),
         ({"calls": [[1]]}, "not an array of that length"),
         ({"calls": [["futex", 202]]}, "not a number"),
         ({"calls": [[202, 7]]}, "not a string"),
