@@ -91,6 +91,18 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         assert not isinstance(app.screen, Suspects)
 
 
+@asynchronous
+async def test_enter_on_a_hop_that_only_waits_idle_shows_its_waits() -> None:
+    idle = Waits("shop", 40, "holder", 50, "poll", "do_epoll_wait", waits_on=True, older_ms=5000)
+    async with shown(HeldSource((*TABLE[:-1], idle), ticks=4), weights=WEIGHTS) as (app, pilot):
+        await pilot.press("6", "enter")
+        assert (app.view.thread, app.view.idle_shown) == (ThreadKey(40, 50), True)
+        assert any("do_epoll_wait" in line for line in pane(app, "tree"))
+    async with shown(HeldSource(TABLE, ticks=4), weights=WEIGHTS) as (app, pilot):
+        await pilot.press("6", "enter")
+        assert (app.view.thread, app.view.idle_shown) == (ThreadKey(40, 50), False)
+
+
 @pytest.mark.parametrize("size", [(80, 14), (40, 8), (30, 5)])
 @asynchronous
 async def test_small_screens_have_one_line_or_none(size: tuple[int, int]) -> None:

@@ -1,6 +1,7 @@
 """Suspects: what others wait for, in short above the panes, and hop by hop in an overlay."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from offtop.model.aggregate.suspect_text import gone_texts
 from offtop.model.classify.cause_finder import CauseFinder
@@ -53,4 +54,8 @@ class SuspectReport:
         self._display.open_overlay(suspects.Suspects(self._texts, self._go_to_hop, glyphs, self._without, gone))
 
     def _go_to_hop(self, key: ThreadKey) -> None:
-        self._display.set_view(panes.around_hop(self._display.view, key))
+        view = panes.around_hop(self._display.view, key)
+        ticks = self._session.history.last(1, view.paused_at_ns)
+        if ticks and not ticks[-1].shares.in_scope(view.scope).total_ns.any():
+            view = replace(view, idle_shown=True)  # otherwise the panes would be empty
+        self._display.set_view(view)

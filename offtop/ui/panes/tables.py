@@ -257,8 +257,7 @@ def _nothing(listed: ListPicture, common: Common) -> str:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(listed.threads_of.values())} threads seen). Esc clears'
     if common.totals.hidden_ns and not view.idle_shown:
-        idle = threads(average(common.totals.hidden_ns, common.span_ns))
-        return f" Only idle waits here: {idle} threads (press i to see them)."
+        return " Only idle waits here (press i to see them)."
     return nothing(common)
 
 
