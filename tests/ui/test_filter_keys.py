@@ -137,6 +137,18 @@ async def test_filter_expression_applies_to_every_pane(key: str) -> None:
 
 
 @asynchronous
+async def test_search_takes_an_expression_as_a_filter() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
+        await pilot.press("/", *"thread=worker-* cat!=disk-read", "enter")
+        assert app.view.filter.text == "thread=worker-* cat!=disk-read"
+        assert categories(app) == {"lock": 6_000}
+        await pilot.press("/", "ctrl+u", *"cat=lick", "enter")
+        assert screen(app)[-2].startswith("'cat=lick' is not a category: try lock")
+        await pilot.press("ctrl+u", *"a=b", "enter")
+        assert app.view.filter.text == '"a=b"'
+
+
+@asynchronous
 async def test_invalid_expression_stays_in_the_prompt_with_an_error() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("\\", *"cat=lick", "enter")

@@ -501,6 +501,12 @@ def _words(text: str) -> Iterator[_Word]:
         at += 1
 
 
+def begins_with_key(text: str) -> bool:
+    """Return whether a text begins as `comm=mysql*` does: with a key and an operator."""
+    found = _OPERATOR.search(text)
+    return found is not None and text[: found.start()].lower() in _EXAMPLES
+
+
 def _is_number(key: str) -> bool:
     """Whether values of a key are compared, not matched."""
     return key in _TIMES or key in _COUNTS or key == "bytes"

@@ -70,7 +70,6 @@ _IS_FULL = ("pipe-full", "unix-full")
 """Ids of cause rules of threads that wait for room to send."""
 _POLLS = ("poll", "event-loop")
 """Ids of cause rules that do not say what of several things a thread waits for."""
-_PRIORITY = "its priority (nice), or a CPU quota for it"
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
 
 
@@ -129,8 +128,9 @@ class SuspectTexts:
             return self._quota(one)
         first = self._first(one)
         waiter = one.hops[first]
-        verb = "waits" if waiter.threads == 1 else "wait"
-        says = f"{self.name_of(waiter)} {verb} for {self.what(waiter)}{self._extent(one, first)}"
+        others = f" and {waiter.others} other program{'s' * (waiter.others > 1)}" if waiter.others else ""
+        verb = "wait" if others or waiter.threads > 1 else "waits"
+        says = f"{self.name_of(waiter)}{others} {verb} for {self.what(waiter)}{self._extent(one, first)}"
         for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
             says += self._link(hop, after, one.kind)
             if after is not one.end:
@@ -241,7 +241,8 @@ class SuspectTexts:
 
     def _next(self, one: Suspect, waiter: Hop) -> str:
         if one.kind == CPU:
-            return _PRIORITY
+            of = f"{one.end.program}({one.end.key.pid}), which runs most" if one.end.threads > 1 else one.end.program
+            return f"the priority (nice) of {of}, or a CPU quota for it"
         end, rule = one.end, self.rule(one.end)
         if len(one.hops) > 1 and waiter.via != TITLE:
             if one.hops[-2].via in LOCKS and end.state == SLEEP:

@@ -71,6 +71,8 @@ class Hop(NamedTuple):
     unread: int = 0
     """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
     same."""
+    others: int = 0
+    """How many other programs have threads that wait for a CPU, too."""
 
 
 class SuspectName(NamedTuple):
@@ -460,7 +462,8 @@ class _Ends:
         harm = weight * sum(
             amount * self._part_unusual(program, RUN_QUEUE, amount) for program, amount in victims.items()
         )
-        return [Suspect(CPU, (hops[0]._replace(is_exact=False), hops[1]), waiting, harm, weight * waiting)]
+        waiters = hops[0]._replace(is_exact=False, others=len(victims) - 1)
+        return [Suspect(CPU, (waiters, hops[1]), waiting, harm, weight * waiting)]
 
     def _throttled(self) -> list[Suspect]:
         """Return the programs that wait for their CPU quota."""

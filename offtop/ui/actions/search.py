@@ -1,9 +1,10 @@
-"""Search: `/` searches for a word, and may turn it into a filter. `n` and `N` go to the next and previous match.
+"""Search: `/` searches for a word, and may turn it into a filter; an expression is one already.
 
+`n` and `N` go to the next and previous match.
 Without a search, they go to the next and previous outlier.
 """
 
-from offtop.model.aggregate.filter import quoted
+from offtop.model.aggregate.filter import begins_with_key, quoted
 from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.view import LIST
 from offtop.ui.actions.display import Display
@@ -26,6 +27,8 @@ class Search:
 
     def _filter_by(self, text: str) -> str | None:
         word = text.strip()
+        if begins_with_key(word):
+            return self._filters.filter_by(word)
         excluded = word.startswith("!")
         word = word.removeprefix("!").strip()
         if not word:

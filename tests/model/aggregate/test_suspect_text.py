@@ -186,7 +186,14 @@ def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota()
     machine.runs("yes", 20, 1.0)
     ((says, then),) = sentences(machine, 3)
     assert says == "4 python3 wait for a CPU (3.20 threads on average), likely taken by yes(20), which runs"
-    assert "nice" in then
+    assert then == "the priority (nice) of yes, or a CPU quota for it"
+    machine.runs("sh", 15, 0.1, ready=0.5)
+    machine.runs("yes", 21, 0.6)
+    ((says, then),) = sentences(machine, 3)
+    assert says.startswith(
+        "4 python3 and 1 other program wait for a CPU (3.70 threads on average), likely taken by 2 yes"
+    )
+    assert then == "the priority (nice) of yes(20), which runs most, or a CPU quota for it"
     machine = Machine()
     machine.throttled("svc", 30, 0.54)
     machine.catalog.details[30] = Details(cgroup="/system.slice/svc")
