@@ -128,6 +128,9 @@ def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
     assert text[0].endswith(" +2 (6)")
     assert text[1] == "  sleep(31822), which sleeps. Next: why."
     assert [len(lines([long] * n, 200, 5, UNICODE)) for n in (0, 1, 5)] == [1, 1, 5]
+    ends = long._replace(brief="flock(10) waits for job.lock, in the end for a(1)")
+    assert "in the end for a(1)" in "".join(part for part, _ in lines([ends], 80, 1, UNICODE)[0].spans)
+    assert "in the end" not in "".join(part for part, _ in lines([ends], 200, 1, UNICODE)[0].spans)
     assert lines([long], 80, 0, UNICODE) == []
 
 

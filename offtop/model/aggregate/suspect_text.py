@@ -79,6 +79,8 @@ class Sentence(NamedTuple):
     says: str
     next: str
     """What to look at next; empty for nothing."""
+    brief: str = ""
+    """Who waits, and what must act, without the hops in between; empty if there are none."""
 
     @property
     def in_full(self) -> str:
@@ -130,15 +132,20 @@ class SuspectTexts:
         waiter = one.hops[first]
         others = f" and {waiter.others} other program{'s' * (waiter.others > 1)}" if waiter.others else ""
         verb = "wait" if others or waiter.threads > 1 else "waits"
-        says = f"{self.name_of(waiter)}{others} {verb} for {self.what(waiter)}{self._extent(one, first)}"
+        brief, waits = "", f"{self.name_of(waiter)}{others} {verb} for {self.what(waiter)}{self._extent(one, first)}"
+        says = waits
         for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
             says += self._link(hop, after, one.kind)
             if after is not one.end:
                 says += f", which wait{'s' * (after.threads == 1)} for {self.what(after)}"
         if first < len(one.hops) - 1 and one.end.state != IS_DISK:
             does = self.does(one.end)
-            says += f", {does}" if _title(one.end) else f", which {does if one.end.threads == 1 else of_several(does)}"
-        return Sentence(says, self._next(one, waiter))
+            ends = f", {does}" if _title(one.end) else f", which {does if one.end.threads == 1 else of_several(does)}"
+            says += ends
+            if first < len(one.hops) - 2:
+                likely = "" if all(hop.is_exact for hop in one.hops[first:-1]) else "likely "
+                brief = f"{waits}, {likely}in the end for {self.name_of(one.end)}{ends}"
+        return Sentence(says, self._next(one, waiter), brief)
 
     def name_of(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one.

@@ -50,10 +50,17 @@ class SuspectText(NamedTuple):
     hops: Sequence[HopText]
     change: str = ""
     """How it differs from the baseline; empty if it is not compared."""
+    brief: str = ""
+    """See Sentence.brief."""
 
     @property
     def in_short(self) -> str:
         return f"{self.change}: {self.says}" if self.change else self.says
+
+    @property
+    def in_brief(self) -> str:
+        """What is shown if the whole chain has no room: its ends."""
+        return self._replace(says=self.brief or self.says).in_short
 
     @property
     def in_full(self) -> str:
@@ -65,15 +72,12 @@ def described(
 ) -> list[SuspectText]:
     """Describe the suspects, with the names of functions that are known by now, compared with `baseline`."""
     texts = SuspectTexts(catalog, names, causes)
-    return [
-        SuspectText(
-            *texts.sentence(one),
-            one.waiting,
-            [_hop_text(hop, texts, catalog, names) for hop in one.hops],
-            change_text(one, baseline),
-        )
-        for one in found.suspects
-    ]
+    made: list[SuspectText] = []
+    for one in found.suspects:
+        sentence, hops = texts.sentence(one), [_hop_text(hop, texts, catalog, names) for hop in one.hops]
+        change = change_text(one, baseline)
+        made.append(SuspectText(sentence.says, sentence.next, one.waiting, hops, change, sentence.brief))
+    return made
 
 
 def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> HopText:
@@ -100,7 +104,8 @@ def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
 def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = NOTHING) -> list[Line]:
     """Return at most `room` lines: the sentences, most harm first.
 
-    The first one is whole, with what to do next, if it fits into the room alone. The number of suspects that then have
+    The first one is whole, with what to do next, if it fits into the room alone. Hops in between give way to the end of
+    the chain. The number of suspects that then have
     no line stands before the key. `without`: the line if there are none.
     """
     if not room:
@@ -116,7 +121,7 @@ def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, w
     key = _KEY_OF_MORE.format(left_out) if left_out else _KEY
     made: list[Line] = []
     for one in shown:
-        whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.in_short)]
+        whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.in_short, one.in_brief)]
         parts = next((parts for parts in whole if len(parts) <= spare + 1), None)
         if parts is None:
             parts = whole[-1][: spare + 1]

@@ -28,9 +28,12 @@ _ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
 _MUTEX = ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work")
 
 
+def texts_of(machine: Machine) -> SuspectTexts:
+    return SuspectTexts(machine.catalog, OwnNames(), machine.causes)
+
+
 def sentences(machine: Machine, ticks: int = 1) -> list[tuple[str, str]]:
-    texts = SuspectTexts(machine.catalog, OwnNames(), machine.causes)
-    made = [texts.sentence(one) for one in machine.found(ticks).suspects]
+    made = [texts_of(machine).sentence(one) for one in machine.found(ticks).suspects]
     return [(one.says, one.next) for one in made]
 
 
@@ -105,6 +108,10 @@ def test_each_server_on_the_way_is_named() -> None:
     assert says == (
         "8 curl wait for an HTTP response (12.0s) from nginx(20), which waits for an answer, likely from "
         "python3(32107), which sleeps in h (up.py:4)"
+    )
+    (brief,) = (texts_of(machine).sentence(one).brief for one in machine.found().suspects)
+    assert brief == (
+        "8 curl wait for an HTTP response (12.0s), likely in the end for python3(32107), which sleeps in h (up.py:4)"
     )
 
 
