@@ -3,8 +3,9 @@
 import ctypes as ct
 import os
 import re
+import struct
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ _PERCPU_ARRAY = 6
 """BPF_MAP_TYPE_PERCPU_ARRAY in include/uapi/linux/bpf.h."""
 _NAME_AT, _NAME_BYTES = 24, 16
 """Where struct bpf_map_info has the name, which the kernel cuts off."""
+_IDS_AT, _MOST_MAPS = 56, 256
+"""Where struct bpf_prog_info has the address of the ids of its maps; their number is before it."""
 _MOST_APART = 0.02
 
 
@@ -32,23 +35,36 @@ class MapMemory(NamedTuple):
 
 def of_this_machine() -> dict[str, MapMemory]:
     """Load the BPF programs, those for wakers included, and return the memory of each of their maps by its name."""
-    before, sizes = _ids(), map_sizes.for_machine()
+    before, sizes = _open(), map_sizes.for_machine()
     with closing(program.attach(features.detect(libbpf.KernelTypes()), waking=True)) as attached:
         in_hash = not attached.in_task_storage
         maps = map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, in_hash=in_hash, waking=True)
         computed = {name if name == map_sizes.PER_CPU_ARRAYS else name[: _NAME_BYTES - 1]: size for name, size in maps}
         counted = Counter[str]()
-        for map_id in _ids() - before:
+        used = set[int]().union(*map(_used, attached.programs.values()))
+        for map_id in (_open() - before) | used:
             name, size = _counted(map_id)
             counted[name] += size
     return {name: MapMemory(computed.get(name, 0), size) for name, size in counted.items()}
 
 
-def _ids() -> set[int]:
-    ids, last = set[int](), ct.c_uint32()
-    while not libbpf.library().bpf_map_get_next_id(last, ct.byref(last)):
-        ids.add(last.value)
+def _open() -> set[int]:
+    """Return the ids of the maps that this process has open: others may load programs at the same time."""
+    ids = set[int]()
+    for one in Path("/proc/self/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            ids.update(map(int, re.findall(r"^map_id:\s*(\d+)", one.read_text(), re.M)))
     return ids
+
+
+def _used(program_fd: int) -> set[int]:
+    """Return the ids of the maps that a program uses."""
+    ids, info = (ct.c_uint32 * _MOST_MAPS)(), ct.create_string_buffer(_IDS_AT + 8)
+    struct.pack_into("=IQ", info, _IDS_AT - 4, _MOST_MAPS, ct.addressof(ids))
+    size = ct.c_uint32(len(info))
+    assert not libbpf.library().bpf_obj_get_info_by_fd(program_fd, info, ct.byref(size))
+    (count,) = struct.unpack_from("=I", info, _IDS_AT - 4)
+    return set(ids[:count])
 
 
 def _counted(map_id: int) -> tuple[str, int]:
