@@ -87,6 +87,8 @@ class Sentence(NamedTuple):
         return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
 
 
+_LEAST_SEEN_NS, _LEAST_TIMES = 5 * NS_PER_S, 3
+"""A suspect that was seen for so long, and so many times as long as its waits, has waits that repeat."""
 _ALIKE = 0.8, 1.25
 """A multiple of the baseline between these is no change."""
 
@@ -207,12 +209,14 @@ class SuspectTexts:
 
     def _extent(self, one: Suspect, first: int) -> str:
         """Return how long, and how many others are behind."""
-        age = duration(one.hops[first].age_ns)
+        age_ns = one.hops[first].age_ns
+        is_repeated = one.lasted_ns >= max(_LEAST_SEEN_NS, _LEAST_TIMES * age_ns)
+        seen = f"seen for {duration(one.lasted_ns)}" if is_repeated else ""
         behind = one.hops[first - 1] if first else None
         more = f"{behind.threads} {behind.program} behind" if behind else ""
         if one.kind == CPU:
-            more = f"{threads(one.waiting)} threads on average"
-        text = ", ".join(filter(None, (age, more)))
+            seen, more = "", f"{threads(one.waiting)} threads on average"
+        text = ", ".join(filter(None, (duration(age_ns), seen, more)))
         return f" ({text})" if text else ""
 
     def _link(self, hop: Hop, after: Hop, kind: str) -> str:

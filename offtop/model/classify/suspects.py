@@ -103,7 +103,7 @@ class Suspect(NamedTuple):
     """One of KINDS."""
     hops: tuple[Hop, ...]
     """From the threads that nobody waits for to the one that must act. For a deadlock, its threads: each waits for the
-next."""
+    next."""
     waiting: float
     """Average number of threads that wait for it, directly or not."""
     harm: float
@@ -111,6 +111,8 @@ next."""
     plain_harm: float = 0.0
     since_ns: int = 0
     """CLOCK_REALTIME of the first tick in which it was a suspect."""
+    lasted_ns: int = 0
+    """How long ago that was. The waits may be shorter, if threads wait again and again."""
 
     @property
     def end(self) -> Hop:
@@ -235,7 +237,8 @@ class SuspectFinder:
         begun = {name: at for name, at in self._since.items() if at[1] >= self._ticks - _FORGOTTEN_TICKS}
         begun |= {one.name: (begun.get(one.name, (taken_ns, 0))[0], self._ticks) for one in shown}
         self._since = begun
-        return [one._replace(since_ns=begun[one.name][0]) for one in shown]
+        since = [begun[one.name][0] for one in shown]
+        return [one._replace(since_ns=ns, lasted_ns=taken_ns - ns) for one, ns in zip(shown, since, strict=True)]
 
 
 class _Ends:

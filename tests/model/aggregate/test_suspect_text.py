@@ -54,6 +54,16 @@ def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted() -> 
     assert then.startswith("select pid, pg_blocking_pids(pid)")
 
 
+@pytest.mark.parametrize(("lasted_s", "age"), [(13, "900ms, seen for 13.0s"), (4, "900ms"), (0, "900ms")])
+def test_waits_in_slices_are_seen_for_longer_than_each_lasts(lasted_s: int, age: str) -> None:
+    machine = Machine()
+    for tid in (11, 12, 13):
+        machine.waits("mariadbd", 10, "lock", 0.9, *_MUTEX, tid=tid)
+    (one,) = machine.found(3).suspects
+    sentence = texts_of(machine).sentence(one._replace(lasted_ns=lasted_s * 1_000_000_000))
+    assert sentence.says == f"3 threads of mariadbd wait for a mutex ({age})"
+
+
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_disk_is_named(is_exact: bool) -> None:
     machine = Machine()
