@@ -233,7 +233,7 @@ static inline __attribute__((always_inline)) void store_path(char *file, struct 
 	file_names.update(id, path);
 }
 
-static inline __attribute__((always_inline)) void switch_in(struct file_call *call, u64 now_ns)
+static inline __attribute__((always_inline)) void end_off_cpu(struct file_call *call, u64 now_ns)
 {
 	call->switched_in_ns = now_ns;
 	call->off_cpu_ns += now_ns - call->switched_out_ns;
@@ -250,7 +250,7 @@ static inline __attribute__((always_inline)) void catch_up(struct task_struct *t
 	struct record *r = out_ns ? record_of(task, false) : 0;
 
 	if (out_ns)
-		switch_in(call, r && r->switched_in_ns > out_ns ? r->switched_in_ns : out_ns);
+		end_off_cpu(call, r && r->switched_in_ns > out_ns ? r->switched_in_ns : out_ns);
 }
 
 /* Return the file operation of a system call, with its flags; 0 if it is none. */
@@ -507,6 +507,6 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&in, sizeof(in), (char *)ctx->args[2] + TASK_PID);
 	call = file_calls.lookup(&in);
 	if (call && call->switched_out_ns)
-		switch_in(call, now_ns);
+		end_off_cpu(call, now_ns);
 	return 0;
 }

@@ -8,7 +8,7 @@
  *                  PROBE_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is switched in
  *                  PROBE_KPROBE  kprobe finish_task_switch*, in the thread that is switched in
  *                  PROBE_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
- *   wakeup         WAKING        sched_waking, if the kernel keeps no run_delay
+ *   wakeup         WAKING        raw_tp sched_waking, always attached: with PROBE_SWITCH, or without run_delay
  *                  TYPED_WAKING  tp_btf sched_waking, attached while wakers are on (waker.c)
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
  *   scan           iterator over tasks, twice a tick (scan.c)
@@ -468,7 +468,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 }
 
 #if defined(WAKING) || defined(TYPED_WAKING)
-/* A thread is being woken. Runs in the context of its waker, or in an interrupt. Attached while wakers are on. */
+/* A thread is being woken. Runs in the context of its waker, or in an interrupt. */
 int on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 zero = 0, flags = 0;

@@ -532,8 +532,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
     exact.add_argument(
         "--exact-stacks",
         action="store_true",
-        help="take the stack of every wait that reaches the minimum, whatever that costs, and unwind each anew "
-        "instead of comparing it with the thread's last one",
+        help="take the stack of every wait that reaches the minimum, whatever that costs, and unwind each one: "
+        "do not compare it with the thread's last one",
     )
     exact.add_argument(
         "--verify-kernel-stacks",

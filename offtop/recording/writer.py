@@ -96,7 +96,7 @@ class Recorder:
             self._past = has_room  # wait for a hung disk only once
         with self._adding:
             if self._epoch not in (None, snapshot.epoch) and not self.failure:
-                self.failure = f"recording stopped: the numbers start anew: {self._shown}"
+                self.failure = f"recording stopped, because its source began to count from 0: {self._shown}"
             self._epoch = snapshot.epoch
             if self.failure or self._closing:
                 return

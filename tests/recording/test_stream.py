@@ -219,7 +219,7 @@ def test_after_a_reboot_everything_begins_anew(tmp_path: Path) -> None:
         recorder.add(one)
     assert history.reach_ns == 2 * NS_PER_S
     assert UNMEASURED not in source.every[-1].lost
-    assert recorder.close().startswith("recording stopped: the numbers start anew: ")
+    assert recorder.close().startswith("recording stopped, because its source began to count from 0: ")
 
 
 def test_what_the_sender_forgets_the_reader_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

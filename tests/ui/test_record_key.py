@@ -60,4 +60,4 @@ async def test_a_says_why_no_file_can_be_created() -> None:
         assert "shop.offtop cannot be written by ann" in screen(app)[-2]
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("a")
-        assert "this screen cannot write files" in screen(app)[-2]
+        assert "This screen cannot write files" in screen(app)[-2]

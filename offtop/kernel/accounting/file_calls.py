@@ -46,7 +46,7 @@ class _Name(NamedTuple):
     text: str
     read_ns: int
     is_asked: bool = False
-    """BPF stores it anew at the next call."""
+    """Whether it was deleted from the map, so that BPF stores the current path at the next call."""
 
 
 class FileCalls:

@@ -104,9 +104,9 @@ def sampled(sampling: Sampling | None, span_ns: int) -> str:
 
 
 def counted_otherwise(then: _MeasuredSpan, now: _MeasuredSpan, before: str) -> str:
-    """Return why a change since `before`, which was counted as `then` says, may be none.
+    """Return why a change since `before` may come only from counting in another way: `then` and `now` say in which.
 
-    It is empty if nothing speaks for that.
+    It is empty if both were counted in the same way.
     """
     words: list[str] = []
     if (then.sampling is None) != (now.sampling is None):

@@ -106,7 +106,7 @@ def place(path: str) -> str:
 
     It is `path` itself if that is unknown.
 
-    Two paths into one container so have the same place.
+    So all paths into one container have the same place.
     """
     what, end = _innermost(path)
     return "/".join(path.removesuffix(_DELETED).split("/")[:end]) if what.kind else path

@@ -60,13 +60,13 @@ class NoFiles:
     """The Files of a screen that cannot write any. All methods raise OfftopError."""
 
     def save_settings(self, view: View, theme: str, mouse: bool) -> str:
-        raise OfftopError("there is no config file to write to here")
+        raise OfftopError("This screen has no config file to write to")
 
     def write(self, path: Path, text: str | bytes) -> str:
         raise OfftopError("This screen cannot write files")
 
     def recorder(self, source: Source) -> Recorder:
-        raise OfftopError("this screen cannot write files")
+        raise OfftopError("This screen cannot write files")
 
     def clip(self, source: Source, what: str, taken_ns: int) -> Recorder:
         raise OfftopError("This screen cannot write files")

@@ -57,7 +57,7 @@ min          the shortest wait that gets a stack (m). p50, p99 and MAX count wai
 idle ~       before a category or a name: an idle wait, of a server or worker with nothing to do. Hidden until i, and \
 counted in the header.
 standing     a wait for a pipe, socket, child, signal or terminal, a sleep or a poll, that has gone on for a minute or \
-began before offtop, of a thread that no other waits for. It counts as idle from the tick on in which that is known.
+began before offtop, of a thread that no other waits for. It counts as idle from the tick in which offtop notices that.
 muted        what you muted with X; counted in the header.
 exact        in the header: nothing was lost or left out. Otherwise it says what is missing.
 lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact. seconds: how long there \

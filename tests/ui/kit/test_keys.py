@@ -700,7 +700,7 @@ async def test_w_and_f12_report_the_file_or_the_error() -> None:
             "config.toml cannot be written. Give another with --config",
             "this directory cannot be written to. Go to another",
         ),
-        (None, "there is no config file to write to here", "This screen cannot write files"),
+        (None, "This screen has no config file to write to", "This screen cannot write files"),
     ):
         async with shown(ScriptedSource(SHOP), files=files) as (app, pilot):
             await pilot.press("M", "W")
