@@ -16,13 +16,13 @@ from offtop.agent.profiles import Profiles
 from offtop.agent.server import Answer, Page, Request, refused
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify.categories import Categories, is_periodic
+from offtop.feed.suspect_watch import SuspectWatch, history_for
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.outliers.detector import OutlierDetector
-from offtop.model.windows.history import History, HistoryTick
+from offtop.model.windows.history import HistoryTick
 from offtop.reports.tick_json import suspect_objects
 from offtop.units import NS_PER_S
 
@@ -59,14 +59,7 @@ class Agent:
         self._source, self._delay_ns, self._most_series = source, delay_ns, most_series
         self._causes = CauseFinder(source.names, rules)
         self._suspects = SuspectWatch(source, weights, rules)
-        self._history = History(
-            categories.idle,
-            is_periodic,
-            HISTORY_NS,
-            _HISTORY_BYTES,
-            self._causes.idle_by_rule,
-            self._suspects.standing,
-        )
+        self._history = history_for(categories, self._causes, self._suspects, HISTORY_NS, _HISTORY_BYTES)
         self.pace = Pace(source, self._history, delay_ns, detector=detector, suspects=self._suspects)
         self._profiles = Profiles(source, self.pace.set_delay, delay_ns)
         self._free_profiles = threading.BoundedSemaphore(_MOST_PROFILES)

@@ -218,9 +218,8 @@ def _view_of_outlier(view: "View", group: "Group", rules: categories.Categories)
 def record(args: argparse.Namespace) -> int:
     """Record this machine to a file, without output; or stream it to stdout."""
     from offtop.feed.pace import Pace
-    from offtop.feed.suspect_watch import SuspectWatch
+    from offtop.feed.suspect_watch import SuspectWatch, history_for
     from offtop.model.classify.cause_finder import CauseFinder
-    from offtop.model.windows.history import History
     from offtop.recording import writer
 
     if args.output == STREAM:
@@ -247,8 +246,7 @@ def record(args: argparse.Namespace) -> int:
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
-        idle_by_rule, standing = cause_finder.idle_by_rule, suspects.standing
-        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, idle_by_rule, standing)
+        history = history_for(rules, cause_finder, suspects, _RECORD_NS, _RECORD_BYTES)
         pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
         pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:

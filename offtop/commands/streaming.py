@@ -17,12 +17,10 @@ from offtop.errors import OfftopError, UsageError
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify import categories
+from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.disks import LIST_MODES
 from offtop.model.values.wake import MODES
-from offtop.model.windows.history import History
 from offtop.recording import checked, stream, tick_rows
 from offtop.recording.stream_writer import StreamWriter
 from offtop.units import NS_PER_S
@@ -69,9 +67,7 @@ def record(args: argparse.Namespace) -> int:
             return 0
         cause_finder = CauseFinder(source.names, files)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
-        history = History(
-            rules.idle, categories.is_periodic, _KEEP_NS, _KEEP_BYTES, cause_finder.idle_by_rule, suspects.standing
-        )
+        history = history_for(rules, cause_finder, suspects, _KEEP_NS, _KEEP_BYTES)
         pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
         pace.recorder, pace.alarm = writer, outlier_actions.alarm
         writer.watch_reader(pace.stop)
@@ -114,7 +110,7 @@ class Requests:
         self._has_ended = False
 
     def serve(self, lines: BinaryIO) -> None:
-        """Serve requests until stdin ends. After a request, that ends the stream, too: the other machine is gone."""
+        """Serve requests until stdin ends. If there was one, end the stream then: the other machine is gone."""
         has_begun = False
         while line := lines.readline(_MOST_LINE):
             has_begun = True

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from offtop.feed.source import Source
+from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.ended_stacks import EndedStacks
@@ -19,7 +20,7 @@ from offtop.model.values.waits import WAKE, WaitList
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import FILTERED, Shares
-from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.history import HISTORY_BYTES, HISTORY_NS, History, HistoryTick, none_standing
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
@@ -97,3 +98,15 @@ def usual_in(baseline: Baseline) -> Mapping[tuple[str, str], float]:
                 of = baseline.catalog.process(pid), category
                 sums[of] = sums.get(of, 0) + one_ns
     return {of: ns / max(1, baseline.span_ns) for of, ns in sums.items()}
+
+
+def history_for(
+    categories: Categories,
+    causes: CauseFinder,
+    watch: SuspectWatch | None,
+    max_ns: int = HISTORY_NS,
+    max_bytes: int = HISTORY_BYTES,
+) -> History:
+    """Return an empty history of a source. `causes` must be of the thread that adds; without `watch`, none stands."""
+    standing = watch.standing if watch else none_standing
+    return History(categories.idle, is_periodic, max_ns, max_bytes, causes.idle_by_rule, standing)

@@ -6,7 +6,8 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from offtop.errors import KernelError
 from offtop.feed.source import LiveFeed
@@ -49,6 +50,23 @@ _INACCESSIBLE = (
     "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} and no open files of processes that offtop may not inspect."
 )
 _NO_SYMBOLS = "Categories, wakers, kernel function names and wait objects are unavailable."
+
+
+C = TypeVar("C", FileCalls, DiskRequests)
+
+
+class _Counter(Generic[C]):
+    """What is counted only while it is requested, by BPF programs of its own."""
+
+    def __init__(self, what: str, make: Callable[[], C]) -> None:
+        self.what, self.make = what, make
+        self.now: C | None = None
+        """None while it is not counted."""
+
+    def close(self) -> None:
+        now, self.now = self.now, None
+        if now:
+            now.program.close()
 
 
 class LiveSource(LiveFeed):
@@ -99,10 +117,8 @@ class LiveSource(LiveFeed):
         self._closed = self._was_last = False
         self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
-        self._files: FileCalls | None = None
-        """File operations, while they are requested."""
-        self._disks: DiskRequests | None = None
-        """Requests to block devices, while they are requested."""
+        self._files = _Counter("file operations", self._new_files)
+        self._disks = _Counter("requests to disks", self._new_disks)
         try:
             types = libbpf.KernelTypes()
             found = features.detect(types)
@@ -126,9 +142,9 @@ class LiveSource(LiveFeed):
             if self._watched:
                 self._watched.attach(self._program)
             self.set_mode(mode, depth)
-            self._cleanup.callback(self._detach_files)
+            self._cleanup.callback(self._files.close)
             self.set_files(with_files)
-            self._cleanup.callback(self._detach_disks)
+            self._cleanup.callback(self._disks.close)
             self.set_disks(with_disks)
             self._apply(self._parts.config.settings.helper_pids)
         except OSError as error:
@@ -186,7 +202,7 @@ class LiveSource(LiveFeed):
 
         The maps have room for about a second of heavy load, but a display may refresh once a minute. This is a tick
         like those of read(), except that it applies no new filters, and scans waits in progress only if threads were
-        lost. On a quiet machine it would cost more than all the rest. Raises KernelError if the kernel refuses.
+        lost: on a quiet machine, that scan would cost more than all the rest. Raises KernelError if the kernel refuses.
         """
         with self._while_open() as is_open:
             if is_open:
@@ -199,7 +215,7 @@ class LiveSource(LiveFeed):
 
     @property
     def _must_drain(self) -> bool:
-        has_more_tables = bool(self._files or self._disks or self._watched or self._thresholds)
+        has_more_tables = bool(self._files.now or self._disks.now or self._watched or self._thresholds)
         is_filling = has_more_tables or self._mode[0] != OFFCPU or self._parts.drain.is_filling
         return is_filling or self._stages.must_prime
 
@@ -242,12 +258,10 @@ class LiveSource(LiveFeed):
         flipped = stages.flip(plan)
         records = stages.drain(plan, flipped)
         ended = stages.account(plan, flipped, records)
-        if self._files:
-            self._files.drain(flipped.buffer, flipped.at_ns)
-            self._parts.ledger.note_stacks_used(self._files.stacks_in_use)
-        if self._disks:
-            self._disks.drain(flipped.buffer, flipped.at_ns)
-            self._parts.ledger.note_stacks_used(self._disks.stacks_in_use)
+        for one in (self._files.now, self._disks.now):
+            if one:
+                one.drain(flipped.buffer, flipped.at_ns)
+                self._parts.ledger.note_stacks_used(one.stacks_in_use)
         stages.evict(ended, self._keep_ns)
         self._parts.blockers.find(self._parts.ledger.waiting, flipped.at_ns)
         return flipped
@@ -281,6 +295,7 @@ class LiveSource(LiveFeed):
             cost = cost._replace(
                 kernel_memos=parts.kernel_memos.read(), kernel_check_every=parts.kernel_memos.check_every
             )
+        own_pids = {os.getpid(), *self._parts.helper_pids}
         return Snapshot(
             taken_ns=flipped.taken_ns,
             at_ns=at_ns,
@@ -300,8 +315,8 @@ class LiveSource(LiveFeed):
             calls=stages.calls,
             blockers=blockers,
             titles=parts.titles.titles,
-            files=self._files.take({os.getpid(), *self._parts.helper_pids}) if self._files else None,
-            disks=self._disks.take({os.getpid(), *self._parts.helper_pids}) if self._disks else None,
+            files=self._files.now.take(own_pids) if self._files.now else None,
+            disks=self._disks.now.take(own_pids) if self._disks.now else None,
         )
 
     @contextlib.contextmanager
@@ -352,68 +367,45 @@ class LiveSource(LiveFeed):
         Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
         cannot report them, or if the programs for it cannot be built.
         """
-        with self._loading:
-            if wanted == (self._files is not None):
-                return
-            try:
-                program = FileProgram(self._program, self._parts.features) if wanted else None
-            except OSError as error:
-                raise KernelError(
-                    f"The BPF programs for file operations cannot be built ({error.strerror}). Compiling them needs "
-                    "another process and memory: free some, and try again"
-                ) from error
-            files = FileCalls(program, self._parts.stacks.ids) if program else None
-            with self._lock:
-                if self._closed:
-                    unused, files = files, None
-                else:
-                    unused, self._files = self._files, files
-                    self._watch_cost()
-            if unused:
-                unused.program.close()
-
-    def _detach_files(self) -> None:
-        files, self._files = self._files, None
-        if files:
-            files.program.close()
+        self._switch(self._files, wanted)
 
     def set_disks(self, wanted: bool) -> None:
-        """Count requests to block devices, or stop counting them, from the next read on.
+        """Count requests to block devices, as `set_files` does file operations."""
+        self._switch(self._disks, wanted)
 
-        Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
-        cannot report them, or if the programs for it cannot be built.
-        """
+    def _new_files(self) -> FileCalls:
+        return FileCalls(FileProgram(self._program, self._parts.features), self._parts.stacks.ids)
+
+    def _new_disks(self) -> DiskRequests:
+        found = self._parts.features
+        program = DiskProgram(self._program, found)
+        return DiskRequests(program, found.disk_operations, found.disks, self._parts.stacks.ids)
+
+    def _switch(self, counter: "_Counter[C]", wanted: bool) -> None:
         with self._loading:
-            if wanted == (self._disks is not None):
+            if wanted == (counter.now is not None):
                 return
-            features = self._parts.features
             try:
-                program = DiskProgram(self._program, features) if wanted else None
+                now = counter.make() if wanted else None
             except OSError as error:
                 raise KernelError(
-                    f"The BPF programs for requests to disks cannot be built ({error.strerror}). Compiling them needs "
+                    f"The BPF programs for {counter.what} cannot be built ({error.strerror}). Compiling them needs "
                     "another process and memory: free some, and try again"
                 ) from error
-            ids = self._parts.stacks.ids
-            disks = DiskRequests(program, features.disk_operations, features.disks, ids) if program else None
             with self._lock:
                 if self._closed:
-                    unused, disks = disks, None
+                    unused = now
                 else:
-                    unused, self._disks = self._disks, disks
+                    unused, counter.now = counter.now, now
                     self._watch_cost()
             if unused:
                 unused.program.close()
 
-    def _detach_disks(self) -> None:
-        disks, self._disks = self._disks, None
-        if disks:
-            disks.program.close()
-
     def _watch_cost(self) -> None:
-        file_programs: Mapping[str, int] = self._files.program.programs if self._files else {}
-        disk_programs: Mapping[str, int] = self._disks.program.programs if self._disks else {}
-        self._parts.cost.watch({**self._program.programs, **file_programs, **disk_programs})
+        programs = dict(self._program.programs)
+        for one in (self._files.now, self._disks.now):
+            programs.update(one.program.programs if one else {})
+        self._parts.cost.watch(programs)
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds

@@ -11,14 +11,14 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from offtop.feed.suspect_watch import SuspectWatch
+from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate import location
 from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT, disk_rows
 from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT, file_rows
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.aggregate.waker_rows import by_wake
-from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
@@ -31,7 +31,7 @@ from offtop.model.values.stack import NO_STACK, Names
 from offtop.model.values.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.values.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
 from offtop.model.windows.breakdown import ALL, FILTERED, Idle, PartTuple, Scope, without_standing
-from offtop.model.windows.history import History, HistoryTick, moved_in, none_standing
+from offtop.model.windows.history import HistoryTick, moved_in
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
@@ -203,13 +203,7 @@ class _Totals:
         self._idle_categories = categories.idle
         self._cause_finder = CauseFinder(source.names, rules)
         self._watch = SuspectWatch(source, weights, rules) if weights else None
-        self._history = History(
-            categories.idle,
-            is_periodic,
-            max_bytes=_HISTORY_BYTES,
-            idle_by_rule=self._cause_finder.idle_by_rule,
-            standing=self._watch.standing if self._watch else none_standing,
-        )
+        self._history = history_for(categories, self._cause_finder, self._watch, max_bytes=_HISTORY_BYTES)
         self._windows: list[Window] = []
         self._longest: list[_Longest] = []
         self._wakers = _Wakers(source.names)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from offtop import __version__
 from offtop.errors import OfftopError
-from offtop.feed.source import Recorded
+from offtop.feed.source import LiveFeed
 from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import Frame
@@ -65,7 +65,7 @@ class _Queued(NamedTuple):
     tick: StreamTick
 
 
-class RemoteSource:
+class RemoteSource(LiveFeed):
     """Implements source.Source. `read` belongs to one thread; the rest is thread-safe."""
 
     def __init__(
@@ -122,10 +122,6 @@ class RemoteSource:
         """The one that is being connected."""
         self._worker = Worker("offtop-host", self._run)
         self._worker.wake()
-
-    @property
-    def recorded(self) -> Recorded | None:
-        return None
 
     @property
     def is_elsewhere(self) -> bool:
@@ -199,16 +195,6 @@ class RemoteSource:
                     return None
                 self._changed.wait(early_ns / NS_PER_S if self._ticks else None)
         return None
-
-    def drain(self) -> None:
-        """Do nothing: the host drains its kernel's buffers."""
-
-    def go_to(self, taken_ns: int, after: bool = False) -> int:
-        """A live source cannot seek."""
-        return taken_ns
-
-    def hold(self, held: bool) -> None:
-        """A live source goes on."""
 
     def set_delay(self, delay_ns: int) -> None:
         self._delay_ns = delay_ns

@@ -17,7 +17,7 @@ from offtop.export.profile import io_stacks, profile_of_rows
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace, Recorder
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
+from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate import location
 from offtop.model.aggregate.account import accounts
 from offtop.model.aggregate.budget import Rate, budget
@@ -55,7 +55,7 @@ from offtop.model.aggregate.waker_rows import (
     top_of_wakes,
     waker_of,
 )
-from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.left_out import left_out_in
@@ -90,7 +90,7 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.history import History, HistoryTick, moved_in, none_standing
+from offtop.model.windows.history import HistoryTick, moved_in
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
@@ -183,13 +183,7 @@ def run(
     """
     cause_finder, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
     suspects = SuspectWatch(source, weights, rules, wanted.baseline) if weights and not wanted.folded else None
-    history = History(
-        categories.idle,
-        is_periodic,
-        max_bytes=_HISTORY_BYTES,
-        idle_by_rule=cause_finder.idle_by_rule,
-        standing=suspects.standing if suspects else none_standing,
-    )
+    history = history_for(categories, cause_finder, suspects, max_bytes=_HISTORY_BYTES)
     pace = Pace(
         source,
         history,

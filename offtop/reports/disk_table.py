@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, sort_for
+from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity, DiskTotals, device_text
 from offtop.model.values.stack import Names
@@ -45,7 +46,7 @@ def table(listed: DiskRows, span_ns: int, most_rows: int | None = None) -> Itera
         f"{duration(total.outstanding_ns) or '0'} in queue and disk{lost}"
     )
     if listed.unsuited:
-        yield f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}"
+        yield ignored_words(listed.unsuited)
     yield _DISKS_HEAD
     for device in listed.devices:
         yield _device_line(device)

@@ -13,6 +13,7 @@ from offtop.export.profile import Profile, profile_of, profile_of_rows
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
@@ -105,7 +106,7 @@ def profile_of_list(
         raise OfftopError(f"No {_LISTED[mode]} were counted then. Choose another time")
     listed = rows_of(whole, mode, counted_ns, chosen)
     if listed.unsuited:
-        warn(f"offtop: ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
+        warn(f"offtop: {ignored_words(listed.unsuited)}")
     if listed.elided_rows:
         warn(f"offtop: {listed.elided_rows} rows with less time are left out")
     return profile_of_rows(
@@ -186,12 +187,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, owner:
     if not waits:
         warn("offtop: there are no outliers, so the timeline is empty")
     at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
-    content = perfetto.packed(waits, at_ns, taken_ns)
-    if path:
-        _check_directory(Path(path))
-        write_theirs(Path(path), owner, content)
-    else:
-        sys.stdout.buffer.write(content)
+    _write(perfetto.packed(waits, at_ns, taken_ns), path, owner)
 
 
 def write(
@@ -199,18 +195,22 @@ def write(
 ) -> None:
     """Write a profile to a file or to stdout, and its caveats to stderr. Raises OfftopError."""
     content = in_form(form, one, title, baseline, style)
-    content = content.encode() if isinstance(content, str) else content
-    if path:
-        _check_directory(Path(path))
-        write_theirs(Path(path), owner, content)
-    else:
-        sys.stdout.buffer.write(content)
+    _write(content.encode() if isinstance(content, str) else content, path, owner)
     if not one.samples:
         warn(f"offtop: no {_ENDED.get(one.mode, 'waits')} match, so the output is empty")
     for caveat in one.caveats:
         warn(f"offtop: {caveat}")
     for caveat in baseline.caveats if baseline else []:
         warn(f"offtop: baseline: {caveat}")
+
+
+def _write(content: bytes, path: str, owner: Person) -> None:
+    """Write to a file, or to stdout if there is no path."""
+    if path:
+        _check_directory(Path(path))
+        write_theirs(Path(path), owner, content)
+    else:
+        sys.stdout.buffer.write(content)
 
 
 def _check_directory(file: Path) -> None:

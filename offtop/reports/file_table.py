@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, sort_for
+from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity
 from offtop.model.values.stack import Names
@@ -40,7 +41,7 @@ def table(listed: FileRows, span_ns: int, most_rows: int | None = None) -> Itera
         f"{duration(total.total_ns) or '0'} in calls{lost}"
     )
     if listed.unsuited:
-        yield f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}"
+        yield ignored_words(listed.unsuited)
     yield _HEAD
     for row in listed.rows[:most_rows]:
         yield _line(row)

@@ -7,15 +7,15 @@ from offtop.errors import OfftopError, warn
 from offtop.export.profile import unnamed_frames
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
+from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate.filter import NOTHING, Filter
-from offtop.model.classify.categories import Categories, is_periodic
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import Found, averages
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of, merge_part
-from offtop.model.windows.history import History, HistoryTick, none_standing
+from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.reports.batch import look_up
@@ -49,7 +49,7 @@ def whole_of(
     ctrl-C, the result holds everything up to the last tick. Raises OfftopError if there is no whole tick, or if
     `chosen` needs wakers and they were not recorded. `each` is called with each tick.
     """
-    history = _history(categories, cause_finder, watch)
+    history = history_for(categories, cause_finder, watch, max_bytes=_HISTORY_BYTES)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, suspects=watch)
     windows: list[Window] = []
     looked_up = set[int]()
@@ -92,7 +92,7 @@ def baseline_in(
 
     Raises OfftopError if it has no whole tick.
     """
-    history = _history(categories, cause_finder, watch)
+    history = history_for(categories, cause_finder, watch, max_bytes=_HISTORY_BYTES)
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None
     parts: list[list[Window]] = [[] for _ in range(PARTS)]
@@ -111,17 +111,6 @@ def baseline_in(
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
     suspects = averages(found) if watch else None
     return baseline_of([merge_part(some) for some in parts if some], last.idle, source.names, file, suspects)
-
-
-def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWatch | None) -> History:
-    standing = watch.standing if watch else none_standing
-    return History(
-        categories.idle,
-        is_periodic,
-        max_bytes=_HISTORY_BYTES,
-        idle_by_rule=cause_finder.idle_by_rule,
-        standing=standing,
-    )
 
 
 def not_gathered(chosen: Filter) -> str:

@@ -246,29 +246,22 @@ class Binaries:
             self._close(next(iter(self._open)))
 
     def _ask_once(self, kind: bytes, file: File) -> str:
-        try:
-            if not self._is_skipped(file) and self._is_open(child := self.start(), file):
-                return child.ask(1, kind, self._open[file].number, b"")[0]
-        except RefusedError as refused:
-            self._refuse(refused)
-            file.unreadable = NOT_CONFINED
-        except OSError:
-            self._skip(file)
-        return ""
+        (answer,) = self._answers(1, kind, file, ())
+        return answer
 
     def _ask(self, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
+        return self._answers(len(offsets), kind, file, offsets) if offsets else []
+
+    def _answers(self, count: int, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
         try:
-            if offsets and not self._is_skipped(file):
-                child = self.start()
-                if self._is_open(child, file):
-                    words = struct.pack(f"={len(offsets)}Q", *offsets)
-                    return child.ask(len(offsets), kind, self._open[file].number, words)
+            if not self._is_skipped(file) and self._is_open(child := self.start(), file):
+                return child.ask(count, kind, self._open[file].number, struct.pack(f"={len(offsets)}Q", *offsets))
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
         except OSError:
             self._skip(file)
-        return [""] * len(offsets)
+        return [""] * count
 
     def _refuse(self, refused: RefusedError) -> None:
         self.refused = str(refused)

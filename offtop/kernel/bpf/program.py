@@ -41,6 +41,15 @@ _CLOSERS = 64
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
 CHECK_EVERY = 64
 """One in so many verified stacks is unwound as well."""
+_NOTHING_ELSE: Mapping[str, Any] = {
+    "raw_tracepoints": {},
+    "kprobes": {},
+    "iterators": {},
+    "uprobes": [],
+    "random_maps": [],
+    "maps": [],
+}
+"""In the request for a program beside the main one: what only that one has."""
 
 
 class Unwind(NamedTuple):
@@ -182,14 +191,9 @@ class Program:
             raise KernelError("Wakers cannot be shown: this kernel does not describe sched_waking. See: offtop doctor")
         request = {
             **self._request,
+            **_NOTHING_ELSE,
             "flags": [*self._request["flags"], "-DTYPED_WAKING=1"],
-            "raw_tracepoints": {},
-            "kprobes": {},
-            "iterators": {},
-            "uprobes": [],
-            "random_maps": [],
             "typed_tracepoints": {"on_waking": ["sched_waking", type_id]},
-            "maps": [],
         }
         answer, fds, output = self._load_sharing_maps(request)
         if "error" in answer:
@@ -226,13 +230,11 @@ class Program:
         """
         request: dict[str, Any] = {
             **self._request,
+            **_NOTHING_ELSE,
             "source": str(paths.bpf() / source),
             "flags": [*self._request["flags"], *(f"-D{name}={value}" for name, value in defines.items())],
             "raw_tracepoints": raw_tracepoints,
             "inner_maps": {},
-            "kprobes": {},
-            "iterators": {},
-            "uprobes": [],
             "random_maps": ["scratch"] if own_scratch else [],
             "maps": maps,
         }

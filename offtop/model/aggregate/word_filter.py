@@ -65,3 +65,8 @@ def about_process(pid: Callable[[Row], int]) -> Mapping[str, Callable[[Row, Cata
 
 def _key_of(word: Word) -> str:
     return _ID_KEYS[word.column] if isinstance(word, Ids) else word.key
+
+
+def ignored_words(unsuited: Sequence[str]) -> str:
+    """Return what to say about words that choose nothing in a list. `unsuited`: their keys, empty for a plain word."""
+    return f"ignored filter words: {', '.join(key or 'word' for key in unsuited)}"

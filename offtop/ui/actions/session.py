@@ -3,8 +3,8 @@
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify.categories import Categories, is_periodic
+from offtop.feed.suspect_watch import SuspectWatch, history_for
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
@@ -12,7 +12,6 @@ from offtop.model.values.outlier import Outliers
 from offtop.model.viewmodel.outlier_list import OutlierList
 from offtop.model.viewmodel.picture import Pictures
 from offtop.model.viewmodel.view import View
-from offtop.model.windows.history import History, none_standing
 
 
 class Session:
@@ -28,11 +27,10 @@ class Session:
     ) -> None:
         """`outlier_actions` is None if the outliers come from a recording. `weights` are those of suspects, or None."""
         self.source, self.categories, self.rules, self.outlier_actions = source, categories, rules, outlier_actions
-        idle_by_rule = CauseFinder(source.names, rules).idle_by_rule  # the polling thread needs its own CauseFinder
         self.suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
         """None if they are not searched for."""
-        standing = self.suspects.standing if self.suspects else none_standing
-        self.history = History(categories.idle, is_periodic, history_ns, idle_by_rule=idle_by_rule, standing=standing)
+        causes = CauseFinder(source.names, rules)  # for the polling thread alone
+        self.history = history_for(categories, causes, self.suspects, history_ns)
         self.outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
         self.outlier_list = OutlierList(self.outliers)
         self.pictures = Pictures(self.history, source.names, rules, self.outliers, goes_on=source.recorded is None)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from offtop.model.aggregate.file_rows import FileRow
+from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
 from offtop.model.values.files import MMAP_READ, RING_OPERATIONS
@@ -82,7 +83,7 @@ def title(shown: FilesPicture, common: Common) -> str:
     if listed.elided_rows:
         parts.append(f"{listed.elided_rows} small rows only in these sums")
     if listed.unsuited:
-        parts.append(f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
+        parts.append(ignored_words(listed.unsuited))
     return ", ".join(parts)
 
 
