@@ -75,7 +75,13 @@ def _run(arguments: Sequence[str]) -> int:
         if first not in _COMMANDS:
             raise UsageError(_unknown_command_text(first))
         return _COMMANDS[first](options.values_joined(arguments[1:]))
-    args = options.live().parse_args(options.values_joined(arguments))
+    try:
+        args = options.live().parse_args(options.values_joined(arguments))
+    except UsageError as error:
+        for word in _COMMANDS.keys() & {*arguments}:
+            if f"does not take '{word}" in str(error):
+                raise UsageError(f"The command comes first: offtop {word} OPTIONS. See: offtop {word} --help") from None
+        raise
     return run.show_config(args) if args.show_config else run.show_live(args)
 
 

@@ -166,6 +166,8 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--bat", "offtop does not take '--bat'. See: offtop --help"),
         ("--verify-kernel-stacks=3", "--verify-kernel-stacks takes no value. See: offtop --help"),
         ("nosuch", "offtop does not take 'nosuch'. For what matches a word: --filter nosuch. See: offtop --help"),
+        ("replay a.offtop", "The command comes first: offtop replay OPTIONS. See: offtop replay --help"),
+        ("--filter replay --nosuch", "offtop does not take '--nosuch'. See: offtop --help"),
         ("doctor --nosuch", "offtop doctor does not take '--nosuch'. See: offtop doctor --help"),
         ("schema nosuch", "offtop schema does not take 'nosuch'. See: offtop schema --help"),
     ],
