@@ -5,7 +5,6 @@
 
 import contextlib
 import difflib
-import errno
 import json
 import locale
 import os
@@ -18,9 +17,6 @@ from offtop import faults, paths
 from offtop.commands import options, recordings, run
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.printable import printable
-
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO)
-"""What writing to standard output fails with."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -44,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = 0  # `offtop -b | head` is no error
         _drop_output()
     except OSError as error:
-        if error.filename is None and error.errno not in _OUTPUT_ERRORS:
+        if error.filename is None and not faults.is_of_writing(error):
             faults.print_error(error)
         else:
             warn(f"offtop: {_os_error_text(error)}")

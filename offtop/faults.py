@@ -19,6 +19,11 @@ TRACEBACK_VARIABLE = "OFFTOP_TRACEBACK"
 OUT_OF_MEMORY = (
     "Out of memory, or too many threads, for the limits set by ulimit -v, ulimit -u or the cgroup. Raise the limit"
 )
+_OUTPUT_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO, errno.EROFS, errno.ESTALE),
+    *(errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.ENOBUFS),
+)
+"""What writing to a file, a terminal or a socket fails with."""
 _OWN = Path(__file__).parent
 _MAX_REPR = 200
 _RESEND_S = 0.01
@@ -31,7 +36,7 @@ def error_text(error: BaseException, thread: str = "") -> str:
     KeyError(5) at kernel/live.py:230. …`
     """
     no_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
-    no_process = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
+    no_process = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN) and not is_of_writing(error)
     if isinstance(error, MemoryError) or no_thread or no_process:
         return OUT_OF_MEMORY
     frames = traceback.extract_tb(error.__traceback__)
@@ -50,6 +55,11 @@ def print_error(error: BaseException, thread: str = "") -> None:
         for line in "".join(traceback.format_exception(error)).splitlines():
             warn(printable(line))
     warn(f"offtop: {error_text(error, thread)}")
+
+
+def is_of_writing(error: OSError) -> bool:
+    """Return whether writing to standard output failed. A failed fork has EAGAIN, too, but says nothing of writing."""
+    return error.errno in _OUTPUT_ERRORS or hasattr(error, "characters_written")
 
 
 @contextmanager

@@ -58,8 +58,8 @@ C = TypeVar("C", FileCalls, DiskRequests)
 class _Counter(Generic[C]):
     """What is counted only while it is requested, by BPF programs of its own."""
 
-    def __init__(self, what: str, make: Callable[[], C]) -> None:
-        self.what, self.make = what, make
+    def __init__(self, what: str) -> None:
+        self.what = what
         self.now: C | None = None
         """None while it is not counted."""
 
@@ -117,8 +117,8 @@ class LiveSource(LiveFeed):
         self._closed = self._was_last = False
         self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
-        self._files = _Counter("file operations", self._new_files)
-        self._disks = _Counter("requests to disks", self._new_disks)
+        self._files = _Counter[FileCalls]("file operations")
+        self._disks = _Counter[DiskRequests]("requests to disks")
         try:
             types = libbpf.KernelTypes()
             found = features.detect(types)
@@ -367,11 +367,11 @@ class LiveSource(LiveFeed):
         Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
         cannot report them, or if the programs for it cannot be built.
         """
-        self._switch(self._files, wanted)
+        self._switch(self._files, wanted, self._new_files)
 
     def set_disks(self, wanted: bool) -> None:
         """Count requests to block devices, as `set_files` does file operations."""
-        self._switch(self._disks, wanted)
+        self._switch(self._disks, wanted, self._new_disks)
 
     def _new_files(self) -> FileCalls:
         return FileCalls(FileProgram(self._program, self._parts.features), self._parts.stacks.ids)
@@ -381,12 +381,12 @@ class LiveSource(LiveFeed):
         program = DiskProgram(self._program, found)
         return DiskRequests(program, found.disk_operations, found.disks, self._parts.stacks.ids)
 
-    def _switch(self, counter: "_Counter[C]", wanted: bool) -> None:
+    def _switch(self, counter: "_Counter[C]", wanted: bool, make: Callable[[], C]) -> None:
         with self._loading:
             if wanted == (counter.now is not None):
                 return
             try:
-                now = counter.make() if wanted else None
+                now = make() if wanted else None
             except OSError as error:
                 raise KernelError(
                     f"The BPF programs for {counter.what} cannot be built ({error.strerror}). Compiling them needs "

@@ -1,14 +1,15 @@
 """Reads the titles of processes, such as `postgres: bench [local] idle in transaction`, in a worker thread.
 
 PostgreSQL, nginx, php-fpm, sshd and others overwrite their command line with what they are doing. It is in the memory
-of the process, so each read has a deadline. Only processes that wait, or that others wait for, are read: those with a
-title about once a second, the others once a minute, and at most 50 a second.
+of the process, so each read has a deadline. Only processes that wait, or that others wait for, are read, and from then
+on those with a title, whatever they do: these about once a second, the others once a minute, and at most 50 a second.
 """
 
 import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -73,8 +74,8 @@ class TitlesWorker:
 
     def _read_round(self, pids: Collection[int], named: Collection[int]) -> None:
         now_s = time.monotonic()
-        every = {*pids, *named}
-        titles = {pid: title for pid, title in self.titles.items() if pid in every}
+        titles = {pid: title for pid, title in self.titles.items() if pid in named or Path(f"/proc/{pid}").exists()}
+        every = {*pids, *named, *titles}
         self._read_s = {pid: at_s for pid, at_s in self._read_s.items() if pid in every}
         titled = sorted(titles, key=lambda pid: (pid not in named, self._read_s[pid]))
         untitled = [

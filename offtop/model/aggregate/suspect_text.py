@@ -140,13 +140,14 @@ class SuspectTexts:
             says += self._link(hop, after, one.kind)
             if after is not one.end:
                 says += f", which wait{'s' * (after.threads == 1)} for {self.what(after)}"
+        ends = ""
         if first < len(one.hops) - 1 and one.end.state != IS_DISK:
             does = self.does(one.end)
             ends = f", {does}" if _title(one.end) else f", which {does if one.end.threads == 1 else of_several(does)}"
-            says += ends
-            if first < len(one.hops) - 2:
-                likely = "" if all(hop.is_exact for hop in one.hops[first:-1]) else "likely "
-                brief = f"{waits}, {likely}in the end for {self.name_of(one.end)}{ends}"
+        if first < len(one.hops) - 2:
+            likely = "" if all(hop.is_exact for hop in one.hops[first:-1]) else "likely "
+            brief = f"{waits}, {likely}in the end for {self.name_of(one.end)}{ends}"
+        says += ends
         return Sentence(says, self._next(one, waiter), brief)
 
     def name_of(self, hop: Hop) -> str:

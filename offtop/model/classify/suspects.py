@@ -19,6 +19,7 @@ from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Node
 from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
@@ -41,6 +42,8 @@ _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
 """A program with at least the first share of all running time is accused if another one waits for a CPU for at least
 the second share of the time in which it wants one."""
+_MENTIONED_SHARE = 0.05
+"""Of all that wait for a CPU: programs below are not counted in the sentence."""
 _LEAST_CPU = 1.0
 """It is accused only if at least so many threads wait for a CPU, on average."""
 
@@ -183,8 +186,8 @@ class SuspectFinder:
         self._weights, self.usual = weights, usual
         self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
         """Key → harm and plain harm."""
-        self._since: dict[SuspectName, tuple[int, int]] = {}
-        """Name → when it became a suspect (CLOCK_REALTIME), and the number of the last tick in which it was one."""
+        self._since: dict[SuspectName, tuple[int, int, int]] = {}
+        """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
         self._shown: Sequence[Suspect] = ()
         """The suspects of the last tick. One of short waits, which happen to be over at the end of this tick, stays as
         long as its average harm does."""
@@ -229,16 +232,19 @@ class SuspectFinder:
                 listed.append(one._replace(harm=harm, plain_harm=plain_harm))
         self._shown = shown
         shown = sorted(shown, key=lambda one: -one.harm)
-        shown = self._with_begin(shown[: self._weights.most], waits.snapshot.taken_ns)
+        shown = self._with_begin(shown[: self._weights.most], waits.snapshot)
         return Found(shown, found.standing, tuple(as_usual))
 
-    def _with_begin(self, shown: Sequence[Suspect], taken_ns: int) -> list[Suspect]:
+    def _with_begin(self, shown: Sequence[Suspect], now: Snapshot) -> list[Suspect]:
         self._ticks += 1
-        begun = {name: at for name, at in self._since.items() if at[1] >= self._ticks - _FORGOTTEN_TICKS}
-        begun |= {one.name: (begun.get(one.name, (taken_ns, 0))[0], self._ticks) for one in shown}
-        self._since = begun
-        since = [begun[one.name][0] for one in shown]
-        return [one._replace(since_ns=ns, lasted_ns=taken_ns - ns) for one, ns in zip(shown, since, strict=True)]
+        known = {name: at for name, at in self._since.items() if at[2] >= self._ticks - _FORGOTTEN_TICKS}
+        found: list[Suspect] = []
+        for one in shown:
+            taken_ns, at_ns, _ = known.get(one.name, (now.taken_ns, now.at_ns, 0))
+            known[one.name] = taken_ns, at_ns, self._ticks
+            found.append(one._replace(since_ns=taken_ns, lasted_ns=now.at_ns - at_ns))
+        self._since = known
+        return found
 
 
 class _Ends:
@@ -465,7 +471,8 @@ class _Ends:
         harm = weight * sum(
             amount * self._part_unusual(program, RUN_QUEUE, amount) for program, amount in victims.items()
         )
-        waiters = hops[0]._replace(is_exact=False, others=len(victims) - 1)
+        others = sum(amount >= _MENTIONED_SHARE * waiting for amount in victims.values()) - 1
+        waiters = hops[0]._replace(is_exact=False, others=others)
         return [Suspect(CPU, (waiters, hops[1]), waiting, harm, weight * waiting)]
 
     def _throttled(self) -> list[Suspect]:

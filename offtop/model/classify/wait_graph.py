@@ -79,8 +79,8 @@ _AWAITS_LOOKUP = "d_alloc_parallel"
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
 """Names of the lookup functions of file systems: fuse_lookup, nfs_atomic_open."""
 _IDLE, _IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle", "idle in transaction", " waiting"
-_RUNS_ON = 0.5
-"""Average number of running threads from which a session is taken to be in one long statement."""
+_BUSY = 0.5
+"""Share of time on a CPU, waiting for one or at a disk, from which a session may be in one long statement."""
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
 _NO_WAKERS: _Wakers = {}
@@ -187,6 +187,15 @@ class Activity:
         self._codes, self._running_ns = thread_codes(ids), running
         self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
         """By name of the disk: the process with most of the requests in it, while requests are counted."""
+
+    @cached_property
+    def at_disks(self) -> Mapping[int, float]:
+        """PID → average number of threads that wait for a disk."""
+        found = defaultdict[int, float](float)
+        for category in DISK_WAITS:
+            for pid, amount in self._threads_in(category).items():
+                found[pid] += amount
+        return found
 
     def _threads_in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
         every = self._every
@@ -425,8 +434,8 @@ class _Builder:
     def _idle_in_transaction(self, pid: int, age_ns: int) -> tuple[Blocker, ...]:
         """Return the session that likely holds the lock for which a PostgreSQL session has waited for `age_ns`.
 
-        It is the only one of the database that is idle in a transaction. There is none if another session has run or
-        waited in its statement for as long: it may hold the lock just as well.
+        It is the only one of the database known to be idle in a transaction. There is none if another session may have
+        been in its statement for as long: it may hold the lock just as well.
         """
         sessions = self._sessions
         database = sessions.waiting.get(pid)
@@ -436,9 +445,13 @@ class _Builder:
         return () if any(self._may_be_in_statement(one, age_ns) for one in sessions.active[database]) else holders
 
     def _may_be_in_statement(self, pid: int, since_ns: int) -> bool:
-        """Return whether an active session may have been in its statement for `since_ns`, rather than in many."""
+        """Return whether an active session may have been in its statement for `since_ns`.
+
+        That is so if it waits for as long, or was busy: between statements, it would wait for its client.
+        """
         is_old = len(ages_ns := self._ages_ns[self._rows_of(pid)]) and ages_ns.max() >= since_ns
-        return bool(is_old) or self._activity.running.get(pid, 0.0) >= _RUNS_ON
+        _, busy = self._activity.busy(ThreadKey(pid, 0))
+        return bool(is_old) or busy + self._activity.at_disks.get(pid, 0.0) >= _BUSY
 
     def _add_edges(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""

@@ -25,7 +25,7 @@ VIA: Mapping[str, str] = {
     FILE_SYSTEM: "serves the file system (FUSE)",
     CHILD: "is a child of the process",
     STOPPED_BY: "traces or has stopped the thread",
-    TITLE: "is the only session of the database that is idle in a transaction",
+    TITLE: "is the only session of the database known to be idle in a transaction",
     WAKER: "ended most of the latest waits for the same",
     LOOKUP: "is the only thread that is looking up a name in a directory",
     DISK: "is the disk of the file",

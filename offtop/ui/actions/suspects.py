@@ -8,6 +8,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.viewmodel import panes
+from offtop.model.windows.breakdown import Scope, Shares
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.session import Session
 from offtop.ui.kit.layout import most_suspect_lines
@@ -56,6 +57,12 @@ class SuspectReport:
     def _go_to_hop(self, key: ThreadKey) -> None:
         view = panes.around_hop(self._display.view, key)
         ticks = self._session.history.last(1, view.paused_at_ns)
-        if ticks and not ticks[-1].shares.in_scope(view.scope).total_ns.any():
-            view = replace(view, idle_shown=True)  # otherwise the panes would be empty
+        shares = ticks[-1].shares if ticks and not view.idle_shown else None
+        if shares and 2 * _total_ns(shares, view.scope) < _total_ns(shares, view.scope._replace(idle=True)):
+            view = replace(view, idle_shown=True)  # otherwise the panes would lack what it does
+            self._display.show_alert("this thread waits idle: idle waits are shown (i hides them)")
         self._display.set_view(view)
+
+
+def _total_ns(shares: Shares, scope: Scope) -> int:
+    return int(shares.in_scope(scope).total_ns.sum())

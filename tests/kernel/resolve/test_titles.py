@@ -89,6 +89,13 @@ def test_title_of_a_process_that_waits_is_read_again_and_again(worker: TitlesWor
     until(lambda: not (worker.find(waiting(program.pid), {}), worker.titles)[1])
 
 
+def test_title_of_a_process_that_waited_once_is_read_while_it_runs(worker: TitlesWorker, titled: Path) -> None:
+    with programs.running([titled, "room for a title"]) as program:
+        until(lambda: (worker.find(waiting(program.pid), {}), program.pid in worker.titles)[1])
+        program.go()
+        until(lambda: (worker.find(waiting(os.getpid()), {}), worker.titles[program.pid])[1] == "titled: work 1")
+
+
 def test_title_of_a_blocker_is_read_although_it_does_not_wait(worker: TitlesWorker, titled: Path) -> None:
     with programs.running([titled, "room for a title"]) as program:
         holds = {ThreadKey(1, 1): (Blocker(program.pid, 0, FILE_LOCK, True),)}

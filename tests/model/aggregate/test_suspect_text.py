@@ -90,6 +90,8 @@ def test_program_with_most_requests_is_named_before_the_disk() -> None:
     assert says == (
         "2 tar wait for the disk to read (9.00s), likely behind backup(20), which waits for the disk to read, on sda"
     )
+    (brief,) = (texts_of(machine).sentence(one).brief for one in machine.found().suspects)
+    assert brief == "2 tar wait for the disk to read (9.00s), likely in the end for sda"
 
 
 def test_file_lock_has_its_name() -> None:
@@ -205,6 +207,7 @@ def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota()
     assert says == "4 python3 wait for a CPU (3.20 threads on average), likely taken by yes(20), which runs"
     assert then == "the priority (nice) of yes, or a CPU quota for it"
     machine.runs("sh", 15, 0.1, ready=0.5)
+    machine.runs("cron", 16, 0.0, ready=0.00001)
     machine.runs("yes", 21, 0.6)
     ((says, then),) = sentences(machine, 3)
     assert says.startswith(
