@@ -107,6 +107,9 @@ def history_for(
     max_ns: int = HISTORY_NS,
     max_bytes: int = HISTORY_BYTES,
 ) -> History:
-    """Return an empty history of a source. `causes` must be of the thread that adds; without `watch`, none stands."""
+    """Return an empty history of a source. Only the thread that adds may use `causes`.
+
+    Without `watch`, no wait is standing.
+    """
     standing = watch.standing if watch else none_standing
     return History(categories.idle, is_periodic, max_ns, max_bytes, causes.idle_by_rule, standing)

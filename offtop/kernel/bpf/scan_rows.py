@@ -129,7 +129,7 @@ def _rows_at(data: bytes | bytearray, at: Ints, kind: np.dtype[np.void]) -> Rows
 
 
 def chosen(rows: Rows, which: Ints | Mask | slice) -> Rows:
-    """Return `rows[which]`. NumPy would copy these row by row, field by field, in ten times as long."""
+    """Return `rows[which]` ten times as fast as NumPy, which copies structured rows field by field."""
     return rows.view(_bytes_of(rows))[which].view(rows.dtype)
 
 

@@ -15,6 +15,7 @@ from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS, RUNS
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
+    CHILD,
     DISK,
     DISK_USER,
     FILE_LOCK,
@@ -228,6 +229,8 @@ class SuspectTexts:
             return f", {likely}held by {self.name_of(after)}"
         if hop.via in _BEFORE_DISK:
             return f", {likely}{_BEFORE_DISK[hop.via]} {self.name_of(after)}"
+        if hop.via == CHILD:  # it waits for the process, not for something from it
+            return f", {likely}{self.name_of(after)}"
         if hop.via == STOPPED_BY:
             return f", {likely}stopped by {self.name_of(after)}"
         rule = self.rule(hop)

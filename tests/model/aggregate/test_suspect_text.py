@@ -3,8 +3,10 @@
 import pytest
 
 from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
+from offtop.model.classify.suspects import HOLDER, Hop, Suspect
 from offtop.model.values.blockers import (
     ANSWER,
+    CHILD,
     CPU_QUOTA,
     DISK,
     ELSEWHERE,
@@ -92,6 +94,17 @@ def test_program_with_most_requests_is_named_before_the_disk() -> None:
     )
     (brief,) = (texts_of(machine).sentence(one).brief for one in machine.found().suspects)
     assert brief == "2 tar wait for the disk to read (9.00s), likely in the end for sda"
+
+
+def test_child_is_what_is_waited_for() -> None:
+    hops = (
+        Hop(ThreadKey(10, 10), "flock", 1, 1, "lock", None, 9_000_000_000, via=FILE_LOCK, what="job.lock"),
+        Hop(ThreadKey(20, 20), "sh", 1, 1, "child", None, 0, via=CHILD),
+        Hop(ThreadKey(30, 30), "sleep", 1, 1, "sleep", None, 0),
+    )
+    assert texts_of(Machine()).sentence(Suspect(HOLDER, hops, 1.0, 1.0)).says == (
+        "flock(10) waits for job.lock (9.00s), held by sh(20), which waits for a child process, sleep(30), which sleeps"
+    )
 
 
 def test_file_lock_has_its_name() -> None:

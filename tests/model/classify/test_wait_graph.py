@@ -195,19 +195,20 @@ def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_da
 
 
 @pytest.mark.parametrize(
-    ("other", "age_s", "runs", "is_named"),
+    ("other", "age_s", "runs", "is_named", "category"),
     [
-        ("SELECT", 11, 0.0, False),
-        ("SELECT", 2, 0.0, True),
-        ("UPDATE", 0, 0.9, False),
-        ("UPDATE", 0, 0.2, True),
-        ("idle in transaction", 2, 0.0, False),
-        ("idle", 11, 0.0, True),
-        ("UPDATE waiting", 11, 0.0, True),
+        ("SELECT", 11, 0.0, False, "poll"),
+        ("SELECT", 2, 0.0, True, "poll"),
+        ("SELECT", 2, 0.0, False, "disk-read"),
+        ("UPDATE", 0, 0.9, False, "poll"),
+        ("UPDATE", 0, 0.2, True, "poll"),
+        ("idle in transaction", 2, 0.0, False, "poll"),
+        ("idle", 11, 0.0, True, "poll"),
+        ("UPDATE waiting", 11, 0.0, True, "poll"),
     ],
 )
 def test_session_is_not_named_if_another_one_may_hold_the_lock(
-    other: str, age_s: float, runs: float, is_named: bool
+    other: str, age_s: float, runs: float, is_named: bool, category: str
 ) -> None:
     machine = Machine()
     waiter = machine.waits("postgres", 10, "poll", 10, "WaitEventSetWait", "ProcSleep")
@@ -215,7 +216,7 @@ def test_session_is_not_named_if_another_one_may_hold_the_lock(
     if runs:
         machine.runs("postgres", 30, runs)
     else:
-        machine.waits("postgres", 30, "poll", age_s)
+        machine.waits("postgres", 30, category, age_s)
     machine.titles = {
         10: f"{_BACKEND}UPDATE waiting",
         20: f"{_BACKEND}idle in transaction",
