@@ -177,13 +177,15 @@ class WaitsInProgress:
         so_far_ns = at_ns - waits[:, FROM_NS]
         is_ready = (waits[:, PREEMPTED] != 0) | (state & layout.TASK_NEW != 0)
         if tick.has_snapshot:
-            is_queued = tasks.runnable[task] & (tasks.queued_ns[task] != 0)
+            # Time shown as blocked stays blocked.
+            grown_ns = waits[:, READY_NS] + at_ns - np.maximum(waits[:, FROM_NS], tick.snapshot_ns)
+            # A thread that is queued stays queued until it runs, scanned or not.
+            was_queued = was[:, READY_NS] != 0
+            waits[was_queued, READY_NS] = grown_ns[was_queued]
+            is_queued = tasks.runnable[task] & (tasks.queued_ns[task] != 0) & ~was_queued[seen]
             at, queued_ns = seen[is_queued], tasks.queued_ns[task[is_queued]]
             ready_ns = at_ns - np.maximum(switched_out_ns[at], queued_ns)
-            # Time shown as blocked stays blocked.
-            grown_ns = waits[at, READY_NS] + at_ns - np.maximum(waits[at, FROM_NS], tick.snapshot_ns)
-            ready_ns = np.minimum(np.minimum(ready_ns, grown_ns), so_far_ns[at])
-            waits[at, READY_NS] = np.maximum(waits[at, READY_NS], ready_ns)
+            waits[at, READY_NS] = np.maximum(0, np.minimum(ready_ns, grown_ns[at]))
         waits[is_ready, READY_NS] = so_far_ns[is_ready]
         table.is_unsettled[rows] = np.isin(kernel, [SHORT, FILTERED, NO_STACK]) | (waits[:, READY_NS] != 0)
         table.waits[rows] = waits

@@ -221,7 +221,8 @@ def test_each_window_has_the_time_that_passed_in_it(
 def test_sites_and_short_waits_add_up_to_each_thread(
     threads: list[list[Step]], scan_every: int, lag_ns: int, snapshot_every: int
 ) -> None:
-    for window in run(keyed(threads), scan_every, lag_ns, snapshot_every):
+    windows = run(keyed(threads), scan_every, lag_ns, snapshot_every)
+    for window in [*windows, *(merge(windows[first:]) for first in range(len(windows) - 1))]:
         of_sites: dict[ThreadKey, int] = {}
         for site, totals in window.each_site():
             assert 0 <= totals.runqueue_ns <= totals.total_ns
@@ -294,6 +295,15 @@ def test_ready_time_counts_as_run_queue_before_the_wait_ends() -> None:
     wait = Wait(switched_out_ns=1_000, switched_in_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
+
+
+def test_a_thread_seen_on_the_run_queue_stays_there_in_ticks_without_a_scan() -> None:
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=49_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
+    windows = run({ThreadKey(7, 100): [wait]}, scan_every=3)
+    assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [4_000, *[10_000] * 3, 9_000]
+    assert dict(merge(windows[1:]).sites) == {
+        SiteKey(7, 100, 3, 13): SiteTotals(1, 39_000, 39_000, 48_000, log2.of(48_000))
+    }
 
 
 def test_ready_time_counts_as_run_queue_across_ticks_without_a_snapshot() -> None:
