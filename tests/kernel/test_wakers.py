@@ -475,14 +475,14 @@ def test_modes_change_during_waits_and_the_laws_hold(live: Watch) -> None:
             window = live.tick(0.08)
             assert window.mode == live.last.mode == mode
             ended = [key.wake for key, totals in watch.sites_of(window, sleeper).items() if totals.waits]
-            assert ended
+            # On a busy machine the sleeper is also preempted.
+            wakers = {live.last.catalog.wake(wake).waker for wake in ended if wake >= FIRST_WAKE}
             if mode == OFFCPU:
                 assert waking_links(live.source) == []
-                assert {live.last.catalog.wake(wake).waker for wake in ended} == {NOT_GATHERED}
+                assert wakers == {NOT_GATHERED}
             else:
                 assert len(waking_links(live.source)) == 1
-                waker_tids = {live.last.catalog.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
-                assert waker_tids == {child.at["waker"]}
+                assert {waker.tid for waker in wakers} == {child.at["waker"]}
         assert live.last.lost == {}
 
 
