@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from offtop.errors import KernelError
 from offtop.kernel.accounting import file_calls
 from offtop.kernel.accounting.file_calls import path_of
+from offtop.kernel.bpf import file_program
 from offtop.kernel.bpf.file_program import PATH, why_without_faults, why_without_rings
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity
@@ -262,6 +264,19 @@ def test_nothing_is_attached_in_other_modes() -> None:
         watched.source.set_files(True)
         assert watched.tick().files is not None
     assert tracepoints() <= before
+
+
+def test_programs_of_another_version_are_refused_and_detached(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = file_program._SIZES  # pyright: ignore[reportPrivateUsage]
+    with watching() as live:
+        before = tracepoints()
+        monkeypatch.setitem(sizes, "file_lost", (4, 16))
+        with pytest.raises(KernelError, match="different versions"):
+            live.source.set_files(True)
+        assert tracepoints() == before
+        monkeypatch.undo()
+        live.source.set_files(True)
+        assert tracepoints() > before
 
 
 def test_calls_without_room_are_lost_and_counted(child: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

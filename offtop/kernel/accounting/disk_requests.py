@@ -12,20 +12,16 @@ Until then it must not be shown as in progress: see `_ended_unseen`.
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from offtop.kernel.bpf import disk_program
-from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, STACK, STACK_KEY, TOTALS, DiskProgram
+from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, raw_text
+from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
 from offtop.kernel.procfs import diskstats
 from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
-from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
+from offtop.model.values.io_stacks import of_rows
 from offtop.model.values.largest import largest
 
-_MOST_ROWS = 1000
-"""Of one snapshot; the rest is one sum."""
-_MOST_STACKS = 1000
-"""Of one snapshot, of its rows."""
 _LEAST_LOST_NS = 50_000_000
 """A younger request is not taken for lost: the disk may have completed it just now, and the kernel reports it soon."""
 _NAMES = {
@@ -65,7 +61,7 @@ class _Request(NamedTuple):
     shown_ns: int
 
 
-class DiskRequests:
+class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
     """Requests of each tick. For the polling thread."""
 
     def __init__(
@@ -79,7 +75,7 @@ class DiskRequests:
 
         `stack_ids`: see Stacks.ids.
         """
-        self.program, self._stack_ids = program, stack_ids
+        super().__init__(program, stack_ids)
         self._operations = {value: name.removeprefix("REQ_OP_") for name, value in operations.items()}
         self._flags = flags
         self._in_progress: dict[int, _Request] = {}
@@ -87,43 +83,31 @@ class DiskRequests:
         self._owed: dict[_Key, int] = {}
         """Time that was shown of requests that BPF has not counted yet."""
         self._comms: dict[int, str] = {}
-        self._totals: dict[_Key, DiskTotals] = {}
-        """Since the last snapshot."""
-        self._stacks: dict[IoStack[DiskKey], StackTotals] = {}
-        """The same by stack."""
         self._stats = diskstats.read()
         self._busy_before = self._stats
-        self._lost = self._lost_before = 0
 
     def drain(self, buffer: int, at_ns: int) -> None:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
         completed = self._completed(buffer)
-        self._stacks = summed([self._stacks, self._stacks_of(buffer)])
+        self._add_stacks(buffer, lambda raw: self._key(raw).key)
         self._totals = {key: numbers.without_now() for key, numbers in self._totals.items()}
         self._add(completed)
         self._follow_requests(at_ns)
         for key in completed:
             self._settle(key)
 
-    @property
-    def stacks_in_use(self) -> set[int]:
-        """Ids of the stacks since the last snapshot."""
-        return ids_of(self._stacks)
-
     def take(self, without: Collection[int]) -> DiskActivity:
         """Return what happened since the last call of this method, without the rows of these processes."""
-        counted, self._totals = self._totals, {}
-        stacks, self._stacks = self._stacks, {}
-        lost, self._lost_before = self._lost - self._lost_before, self._lost
+        counted, stacks, lost = self._take()
         counted = {key: numbers for key, numbers in counted.items() if not numbers.is_empty}
         some = {one.key: numbers for one, numbers in counted.items() if one.is_selected and one.key.pid not in without}
-        totals, others = largest(some, _MOST_ROWS, lambda numbers: numbers.outstanding_ns)
+        totals, others = largest(some, MOST_ROWS, lambda numbers: numbers.outstanding_ns)
         elided = reduce(DiskTotals.beside, others, NO_REQUESTS)
         devices = self._devices(counted)
         names = {device: stats.name for device, stats in self._stats.items() if device in devices}
         comms = {key.tid: self._comms.get(key.tid, "") for key in totals if key.tid}
         self._comms = dict(comms)
-        of_totals = of_rows(stacks, totals, _MOST_STACKS)
+        of_totals = of_rows(stacks, totals, MOST_STACKS)
         return DiskActivity(totals, devices, names, comms, elided, len(others), lost, of_totals)
 
     def _devices(self, counted: Mapping[_Key, DiskTotals]) -> dict[int, DeviceTotals]:
@@ -156,22 +140,8 @@ class DiskRequests:
                 one = one._replace(histogram=every, queue_histogram=in_queue, device_histogram=in_device)
                 key = self._key(raw)
                 found[key] = found[key].plus(one) if key in found else one
-                self._comms[key.key.tid] = _text(comm)
+                self._comms[key.key.tid] = raw_text(comm)
         return found
-
-    def _stacks_of(self, buffer: int) -> dict[IoStack[DiskKey], StackTotals]:
-        found: dict[IoStack[DiskKey], StackTotals] = {}
-        for keys, values in self.program.maps[f"disk_stacks_{buffer}"].drain():
-            for (raw, *ids), numbers in zip(STACK_KEY.iter_unpack(keys), STACK.iter_unpack(values), strict=True):
-                row = self._key(KEY.unpack(raw)).key
-                key = IoStack(row, *self._stack_ids(row.pid, *ids))
-                found[key] = found.get(key, NO_TOTALS).plus(StackTotals(*numbers))
-        return found
-
-    def _add(self, totals: Mapping[_Key, DiskTotals]) -> None:
-        for key, numbers in totals.items():
-            was = self._totals.get(key)
-            self._totals[key] = numbers if was is None else was.plus(numbers)
 
     def _follow_requests(self, at_ns: int) -> None:
         """Add the time of requests in progress since the last tick; what was shown of all others is owed."""
@@ -202,19 +172,11 @@ class DiskRequests:
                 in_device=int(is_issued),
             )
             self._totals[key] = self._totals.get(key, NO_REQUESTS).beside(one)
-            self._comms.setdefault(key.key.tid, _text(comm))
+            self._comms.setdefault(key.key.tid, raw_text(comm))
         for request in before.values():
             self._owe(request)
         # BPF may count one of `ended` as lost between the two reads. Until the next tick, the sum is too large then.
-        self._lost = max(self._lost, len(ended) + self._lost_in_bpf())
-
-    def _lost_in_bpf(self) -> int:
-        return sum(
-            int.from_bytes(all_cpus[at : at + 8], "little")
-            for kind in range(disk_program.LOST_KINDS)
-            if (all_cpus := self.program.maps["disk_lost"].lookup(kind.to_bytes(4, "little")))
-            for at in range(0, len(all_cpus), 8)
-        )
+        self._lost = max(self._lost, len(ended) + self.program.lost)
 
     def _owe(self, request: _Request) -> None:
         self._owed[request.key] = self._owed.get(request.key, 0) + request.shown_ns
@@ -230,9 +192,9 @@ class DiskRequests:
         if paid_ns < owed_ns:
             self._owed[key] = owed_ns - paid_ns
 
-    def _key(self, raw: tuple[bytes, int, int, int, int, int, int]) -> _Key:
+    def _key(self, raw: tuple[Any, ...]) -> _Key:
         worker, device, pid, tid, bits, _, is_selected = raw
-        return _Key(DiskKey(device, self._operation(bits), pid, tid, _text(worker)), bool(is_selected))
+        return _Key(DiskKey(device, self._operation(bits), pid, tid, raw_text(worker)), bool(is_selected))
 
     def _operation(self, bits: int) -> str:
         """Return the name of the operation with these bits of cmd_flags."""
@@ -268,7 +230,3 @@ def _ended_unseen(entries: Mapping[int, _Entry], stats: Mapping[int, DiskStats],
             addresses.sort(key=lambda address: entries[address].issued_ns)
             ended.update(one for one in addresses[:more] if stats_ns - entries[one].issued_ns > _LEAST_LOST_NS)
     return ended
-
-
-def _text(text: bytes) -> str:
-    return text.partition(b"\0")[0].decode(errors="surrogateescape")

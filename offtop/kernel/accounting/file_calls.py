@@ -9,20 +9,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from offtop.kernel.bpf import file_program
-from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, REQUEST, STACK, STACK_KEY, TOTALS, FileProgram
+from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, raw_text
+from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, REQUEST, TOTALS, FileProgram
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
-from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
+from offtop.model.values.io_stacks import of_rows
 from offtop.model.values.largest import largest
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.units import NS_PER_S
 
-_MOST_ROWS = 1000
-"""Of one snapshot; the rest is one sum."""
-_MOST_STACKS = 1000
-"""Of one snapshot, of its rows."""
 _MOST_NAMES = 65_536
 """Files whose names are kept; the least recently used ones are dropped."""
 _NAME_NS = 5 * NS_PER_S
@@ -49,12 +45,12 @@ class _Name(NamedTuple):
     """Whether it was deleted from the map, so that BPF stores the current path at the next call."""
 
 
-class FileCalls:
+class FileCalls(IoCounts[FileKey, FileKey, FileTotals]):
     """File operations of each tick. For the polling thread."""
 
     def __init__(self, program: FileProgram, stack_ids: Callable[[int, int, int], tuple[int, int]]) -> None:
         """`stack_ids`: see Stacks.ids."""
-        self.program, self._stack_ids = program, stack_ids
+        super().__init__(program, stack_ids)
         self._in_progress: dict[int, _Call] = {}
         """By tid."""
         self._requests: dict[int, _Call] = {}
@@ -63,11 +59,6 @@ class FileCalls:
         """Time in all, and off CPU, that was shown of calls that BPF has not counted yet."""
         self._names: OrderedDict[FileId, _Name] = OrderedDict()
         self._comms: dict[int, str] = {}
-        self._totals: dict[FileKey, FileTotals] = {}
-        """Since the last snapshot."""
-        self._stacks: dict[IoStack[FileKey], StackTotals] = {}
-        """The same by stack."""
-        self._lost = self._lost_before = 0
         self._at_ns = 0
         """When the last drained tick ended."""
 
@@ -75,7 +66,7 @@ class FileCalls:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
         self._at_ns = at_ns
         ended = self._ended(buffer)
-        self._stacks = summed([self._stacks, self._stacks_of(buffer)])
+        self._add_stacks(buffer, _key)
         self._totals = {key: numbers._replace(now_ns=0) for key, numbers in self._totals.items()}
         self._add(ended)
         self._follow_calls(at_ns)
@@ -83,28 +74,21 @@ class FileCalls:
         for key in ended:
             self._settle(key)
 
-    @property
-    def stacks_in_use(self) -> set[int]:
-        """Ids of the stacks since the last snapshot."""
-        return ids_of(self._stacks)
-
     def take(self, without: Collection[int]) -> FileActivity:
         """Return what happened since the last call of this method, without these processes."""
-        counted, self._totals = self._totals, {}
-        stacks, self._stacks = self._stacks, {}
-        lost, self._lost_before = self._lost - self._lost_before, self._lost
+        counted, stacks, lost = self._take()
         some = {
             key: numbers
             for key, numbers in counted.items()
             if key.pid not in without and (numbers.calls or numbers.total_ns > 0)
         }
-        totals, others = largest(some, _MOST_ROWS, lambda numbers: numbers.total_ns)
+        totals, others = largest(some, MOST_ROWS, lambda numbers: numbers.total_ns)
         elided = reduce(FileTotals.plus, others, NO_CALLS)
         names = {key.file: self._name(key.file) for key in totals}
         comms = {key.pid: self._comms.get(key.pid, "") for key in totals}
         self._comms = dict(comms)
         known = {file: name for file, name in names.items() if name}
-        return FileActivity(totals, known, comms, elided, len(others), lost, of_rows(stacks, totals, _MOST_STACKS))
+        return FileActivity(totals, known, comms, elided, len(others), lost, of_rows(stacks, totals, MOST_STACKS))
 
     def _ended(self, buffer: int) -> dict[FileKey, FileTotals]:
         maps = self.program.maps
@@ -115,28 +99,9 @@ class FileCalls:
                 key = _key(raw)
                 one = FileTotals(calls, read, total_ns, off_cpu_ns, max_ns, int.from_bytes(lanes, "little"))
                 found[key] = found[key].plus(one) if key in found else one
-                self._comms[key.pid] = _text(comm)
-        self._lost = sum(
-            int.from_bytes(all_cpus[at : at + 8], "little")
-            for kind in range(file_program.LOST_KINDS)
-            if (all_cpus := maps["file_lost"].lookup(kind.to_bytes(4, "little")))
-            for at in range(0, len(all_cpus), 8)
-        )
+                self._comms[key.pid] = raw_text(comm)
+        self._lost = self.program.lost
         return found
-
-    def _stacks_of(self, buffer: int) -> dict[IoStack[FileKey], StackTotals]:
-        found: dict[IoStack[FileKey], StackTotals] = {}
-        for keys, values in self.program.maps[f"file_stacks_{buffer}"].drain():
-            for (raw, *ids), numbers in zip(STACK_KEY.iter_unpack(keys), STACK.iter_unpack(values), strict=True):
-                row = _key(KEY.unpack(raw))
-                key = IoStack(row, *self._stack_ids(row.pid, *ids))
-                found[key] = found.get(key, NO_TOTALS).plus(StackTotals(*numbers))
-        return found
-
-    def _add(self, totals: dict[FileKey, FileTotals]) -> None:
-        for key, numbers in totals.items():
-            was = self._totals.get(key)
-            self._totals[key] = numbers if was is None else was.plus(numbers)
 
     def _follow_calls(self, at_ns: int) -> None:
         """Add the time of calls in progress since the last tick; what was shown of all others is owed."""
@@ -155,7 +120,7 @@ class FileCalls:
                 off_cpu_ns = min(so_far_ns, off_cpu_ns + (max(0, at_ns - out_ns) if out_ns else 0))
                 call = _Call(start_ns, key, so_far_ns, off_cpu_ns)
                 self._show(self._in_progress, before, tid, call, 0 if is_over else so_far_ns)
-                self._comms.setdefault(key.pid, _text(comm))
+                self._comms.setdefault(key.pid, raw_text(comm))
         for call in before.values():
             self._owe(call)
 
@@ -175,7 +140,7 @@ class FileCalls:
                     ended.append(address)
                 elif age_ns > 0 and key.file.inode:
                     self._show(self._requests, before, address, _Call(start_ns, key, age_ns, 0), age_ns)
-                    self._comms.setdefault(key.pid, _text(comm))
+                    self._comms.setdefault(key.pid, raw_text(comm))
         for address in ended:
             requests.delete(address.to_bytes(8, "little"))
         for call in before.values():
@@ -238,10 +203,6 @@ def _has_exited(pid: int) -> bool:
     return pid not in PSEUDO_PIDS and not Path(f"/proc/{pid}").exists()
 
 
-def _key(raw: tuple[int, ...]) -> FileKey:
+def _key(raw: tuple[Any, ...]) -> FileKey:
     inode, device, generation, pid, operation, _, _ = raw
     return FileKey(pid, OPERATIONS[operation - 1], FileId(device, inode, generation))
-
-
-def _text(comm: bytes) -> str:
-    return comm.partition(b"\0")[0].decode(errors="surrogateescape")

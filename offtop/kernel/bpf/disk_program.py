@@ -4,15 +4,13 @@ They run beside those of offcpu.c, count the same threads, and write to the same
 stacks.
 """
 
-import os
 import struct
-from collections.abc import Mapping
 
 from offtop.errors import KernelError
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.features import Features
-from offtop.kernel.bpf.libbpf import Map
-from offtop.kernel.bpf.program import Program, possible_cpus
+from offtop.kernel.bpf.io_program import STACK, STACK_IDS_BYTES, IoProgram
+from offtop.kernel.bpf.program import Program
 
 KEY = struct.Struct("=24s6I")
 """`struct disk_key`: worker, device, pid, tid, operation, cpu, is_selected."""
@@ -21,13 +19,8 @@ REQUEST = struct.Struct(f"=3Q4I2Q{KEY.size}s16s")
 NUMBERS = 8
 TOTALS = struct.Struct(f"={NUMBERS}Q16s" + f"{layout.LANES * 8}s" * 3)
 """`struct disk_totals`."""
-STACK_KEY = struct.Struct(f"={KEY.size}sQQ")
-"""`struct disk_stack_key`: struct disk_key, and stack ids."""
-STACK = struct.Struct("=4Q")
-"""`struct disk_stack`: the fields of StackTotals."""
 USER = struct.Struct(f"={KEY.size}s16s")
 """`struct disk_user`."""
-LOST_KINDS = 3
 _REQUESTS, _TOTALS, _STACKS, _FLUSHERS = 16_384, 8192, 8192, 256
 """Requests in progress at one time; threads, operations and devices in a tick, by CPU; stacks of those; devices that
 are flushed, or slow."""
@@ -35,8 +28,8 @@ _SIZES = {
     "disk_requests": (8, REQUEST.size),
     "disk_totals_0": (KEY.size, TOTALS.size),
     "disk_totals_1": (KEY.size, TOTALS.size),
-    "disk_stacks_0": (STACK_KEY.size, STACK.size),
-    "disk_stacks_1": (STACK_KEY.size, STACK.size),
+    "disk_stacks_0": (KEY.size + STACK_IDS_BYTES, STACK.size),
+    "disk_stacks_1": (KEY.size + STACK_IDS_BYTES, STACK.size),
     "disk_flushers": (4, USER.size),
     "disk_lost": (4, 8),
 }
@@ -53,29 +46,27 @@ _RAW_TRACEPOINTS = {
 """In the order in which they are attached: the end of each request whose start is seen must be seen, too."""
 
 
-class DiskProgram:
+class DiskProgram(IoProgram):
     """The attached programs and their maps. Raises OSError if the kernel refuses a map."""
+
+    KIND, KEY, LOST_KINDS = "disk", KEY, 3
 
     def __init__(self, program: Program, features: Features) -> None:
         """Load and attach. Raises KernelError, or another OfftopError."""
         if why := why_unavailable(features):
             raise KernelError(f"Requests to disks cannot be shown: {why}")
-        sizes = {"DISK_REQUESTS": _REQUESTS, "DISK_TOTALS": _TOTALS, "DISK_STACKS": _STACKS, "DISK_FLUSHERS": _FLUSHERS}
-        defines = {**sizes, **features.disks}
+        entries = {
+            "DISK_REQUESTS": _REQUESTS,
+            "DISK_TOTALS": _TOTALS,
+            "DISK_STACKS": _STACKS,
+            "DISK_FLUSHERS": _FLUSHERS,
+        }
+        defines = {**entries, **features.disks}
         begins = (
             {"on_start": "block_io_start"} if "REQUEST_STARTS" in features.disks else {"on_insert": "block_rq_insert"}
         )
-        self._fds = program.load_beside("disks.c", {**_RAW_TRACEPOINTS, **begins}, [*_SIZES], defines, own_scratch=True)
-        self.programs: Mapping[str, int] = {
-            f"disk {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
-        }
-        cpus = possible_cpus()
-        self.maps = {name: Map(self._fds[f"map {name}"], cpus if name == "disk_lost" else 1) for name in _SIZES}
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        fds = program.load_beside("disks.c", {**_RAW_TRACEPOINTS, **begins}, [*_SIZES], defines, own_scratch=True)
+        super().__init__(fds, _SIZES)
 
 
 def why_unavailable(features: Features) -> str:

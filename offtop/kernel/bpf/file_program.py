@@ -4,15 +4,14 @@ They run beside those of offcpu.c, count the same threads, and write to the same
 stacks.
 """
 
-import os
 import struct
 from collections.abc import Mapping
 
 from offtop.errors import KernelError
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.features import Features
-from offtop.kernel.bpf.libbpf import Map
-from offtop.kernel.bpf.program import Program, possible_cpus
+from offtop.kernel.bpf.io_program import STACK, STACK_IDS_BYTES, IoProgram
+from offtop.kernel.bpf.program import Program
 from offtop.kernel.procfs import syscalls
 from offtop.model.values.files import MMAP_READ, OPERATIONS
 
@@ -20,10 +19,6 @@ KEY = struct.Struct("=QIIIIII")
 """`struct file_key`: inode, device, generation, pid, operation, cpu, and 4 unused bytes."""
 TOTALS = struct.Struct(f"=5Q16s{layout.LANES * 8}s")
 """`struct file_totals`."""
-STACK_KEY = struct.Struct(f"={KEY.size}sQQ")
-"""`struct file_stack_key`: struct file_key, and stack ids."""
-STACK = struct.Struct("=4Q")
-"""`struct file_stack`: the fields of StackTotals."""
 CALL = struct.Struct(f"=6Q{KEY.size}s16s")
 """`struct file_call`."""
 REQUEST = struct.Struct(f"=2Q{KEY.size}s16s")
@@ -33,7 +28,6 @@ PATH = struct.Struct(f"=II{PATH_BYTES}s")
 """`struct file_path`."""
 ID = struct.Struct("=QII")
 """`struct file_id`: inode, device, generation."""
-LOST_KINDS = 2
 _CALLS, _TOTALS, _STACKS, _NAMES, _RING_USERS = 8192, 16_384, 8192, 8192, 256
 """Calls in progress at one time; processes, operations and files in a tick, by CPU; stacks of those; files with a path;
 processes with slow requests to io_uring.
@@ -52,8 +46,8 @@ _SIZES = {
     "file_calls": (4, CALL.size),
     "file_totals_0": (KEY.size, TOTALS.size),
     "file_totals_1": (KEY.size, TOTALS.size),
-    "file_stacks_0": (STACK_KEY.size, STACK.size),
-    "file_stacks_1": (STACK_KEY.size, STACK.size),
+    "file_stacks_0": (KEY.size + STACK_IDS_BYTES, STACK.size),
+    "file_stacks_1": (KEY.size + STACK_IDS_BYTES, STACK.size),
     "file_names": (ID.size, PATH.size),
     "file_lost": (4, 8),
 }
@@ -70,42 +64,34 @@ _RING_SIZES = {"ring_operations": (4, 4), "ring_requests": (8, REQUEST.size)}
 _RAW_TRACEPOINTS = {"on_enter": "sys_enter", "on_leave": "sys_exit", "on_switch": "sched_switch"}
 
 
-class FileProgram:
+class FileProgram(IoProgram):
     """The attached programs and their maps. Raises OSError if the kernel refuses a map."""
+
+    KIND, KEY, LOST_KINDS = "file", KEY, 2
 
     def __init__(self, program: Program, features: Features) -> None:
         """Load and attach. Raises KernelError, or another OfftopError."""
         if why := why_unavailable(features):
             raise KernelError(f"File operations cannot be shown: {why}")
-        sizes = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_STACKS": _STACKS, "FILE_NAMES": _NAMES}
-        defines = {**sizes, **features.paths}
+        entries = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_STACKS": _STACKS, "FILE_NAMES": _NAMES}
+        defines = {**entries, **features.paths}
         tracepoints = _RAW_TRACEPOINTS
         if not why_without_faults(features):
             defines |= {**features.mappings, "MMAP_READ": OPERATIONS.index(MMAP_READ) + 1}
             tracepoints = {**tracepoints, "on_fault": "page_fault_user"}
-        maps = dict(_SIZES)
+        sizes = dict(_SIZES)
         if not why_without_rings(features):
             defines |= {**features.rings, "RING_USERS": _RING_USERS}
             tracepoints = {**tracepoints, "on_request_end": "io_uring_complete", "on_submit": features.ring_submission}
-            maps |= _RING_SIZES
-        self._fds = program.load_beside("files.c", tracepoints, [*maps], defines)
-        self.programs: Mapping[str, int] = {
-            f"file {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
-        }
-        cpus = possible_cpus()
-        self.maps = {name: Map(self._fds[f"map {name}"], cpus if name == "file_lost" else 1) for name in maps}
+            sizes |= _RING_SIZES
+        super().__init__(program.load_beside("files.c", tracepoints, [*sizes], defines), sizes)
         self._fill("file_operations", _operations())
-        if "ring_operations" in maps:
+        if "ring_operations" in self.maps:
             self._fill("ring_operations", _ring_operations(features.ring_operations))
 
     def _fill(self, name: str, entries: Mapping[int, int]) -> None:
         for number, entry in entries.items():
             self.maps[name].update(number.to_bytes(4, "little"), entry.to_bytes(4, "little"))
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
 
 
 def why_unavailable(features: Features) -> str:

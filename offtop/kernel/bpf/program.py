@@ -157,7 +157,6 @@ class Program:
         self.scan_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make up a task scan, in the order in which they run."""
         self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
-        cpus = possible_cpus()
         sizes = {
             **layout.SIZES,
             **layout.OUTLIER_SIZES,
@@ -166,17 +165,7 @@ class Program:
             **layout.WITHIN_SIZES,
             **layout.KERNEL_MEMO_SIZES,
         }
-        self.maps = {
-            name: Map(fds[f"map {name}"], cpus if name in layout.PER_CPU else 1)
-            for name in sizes
-            if f"map {name}" in fds
-        }
-        for name, found in self.maps.items():
-            key_bytes, value_bytes = sizes[name]
-            if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
-                raise KernelError(
-                    f"offtop's files are from different versions (map {name} has another layout). Reinstall offtop."
-                )
+        self.maps = maps_of(fds, sizes, layout.PER_CPU)
 
     def load_waking(self) -> None:
         """Load the program that finds wakers, without attaching it.
@@ -294,6 +283,24 @@ def possible_cpus() -> int:
     """Number of CPUs for which per-CPU maps have values, online or not."""
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
     return int(last) + 1
+
+
+def maps_of(fds: Mapping[str, int], sizes: Mapping[str, tuple[int, int]], per_cpu: Collection[str]) -> dict[str, Map]:
+    """Return those of the maps in `sizes` that `fds` has, by name.
+
+    `sizes` has the bytes of a key and of a value; `per_cpu` the maps with a value for each CPU. Raises KernelError if a
+    map has other sizes, and OSError.
+    """
+    cpus, maps = possible_cpus(), dict[str, Map]()
+    for name, expected in sizes.items():
+        if (fd := fds.get(f"map {name}")) is None:
+            continue
+        maps[name] = one = Map(fd, cpus if name in per_cpu else 1)
+        if (one.key_bytes, one.value_bytes) != expected:
+            raise KernelError(
+                f"offtop's files are from different versions (map {name} has another layout). Reinstall offtop."
+            )
+    return maps
 
 
 def attach(

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from offtop.kernel.accounting.disk_requests import DiskRequests
-from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS
+from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
 from offtop.kernel.procfs import diskstats
 from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.model.values import histogram as log2
@@ -33,7 +33,7 @@ class Table:
         return self.entries.get(key)
 
 
-class Program:
+class Program(DiskProgram):
     def __init__(self) -> None:
         self.maps = {name: Table() for name in ("disk_requests", "disk_totals_0", "disk_stacks_0", "disk_lost")}
 
