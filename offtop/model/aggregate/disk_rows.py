@@ -9,6 +9,7 @@ from typing import NamedTuple
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
+from offtop.model.aggregate.io_rows import IoRows
 from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
@@ -120,20 +121,11 @@ _WORDS: WordFilter[DiskRow] = WordFilter(
 
 
 @dataclass(frozen=True, slots=True)
-class DiskRows:
-    rows: Sequence[DiskRow] = ()
-    """In order of the chosen column."""
+class DiskRows(IoRows[DiskRow]):
+    elided: DiskTotals = NO_REQUESTS
+    """Sum of the elided rows."""
     devices: Sequence[DeviceRow] = ()
     """Disks that had requests, most time first. They count all requests, whatever the filter chooses."""
-    unsuited: Sequence[str] = ()
-    """Keys of filter words that say nothing about requests; they are ignored."""
-    elided: DiskTotals = NO_REQUESTS
-    """Sum of what was too much to keep, if there is no filter."""
-    elided_rows: int = 0
-    lost: int = 0
-    """Requests that were not counted."""
-    every: Sequence[DiskRow] = ()
-    """With those that the filter leaves out."""
 
     @property
     def total(self) -> DiskTotals:
@@ -178,12 +170,12 @@ def disk_rows(
     devices.sort(key=lambda row: (-row.totals.every.outstanding_ns, row.device))
     return DiskRows(
         rows,
-        devices,
         unsuited,
-        NO_REQUESTS if is_filtered else activity.elided,
         0 if is_filtered else activity.elided_rows,
         activity.lost,
         every,
+        NO_REQUESTS if is_filtered else activity.elided,
+        devices,
     )
 
 

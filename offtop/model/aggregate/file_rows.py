@@ -8,6 +8,7 @@ from typing import NamedTuple
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
+from offtop.model.aggregate.io_rows import IoRows
 from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
@@ -106,18 +107,9 @@ _WORDS: WordFilter[FileRow] = WordFilter(
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows:
-    rows: Sequence[FileRow] = ()
-    """In order of the chosen column."""
-    unsuited: Sequence[str] = ()
-    """Keys of filter words that say nothing about file operations; they are ignored."""
+class FileRows(IoRows[FileRow]):
     elided: FileTotals = NO_CALLS
-    """Sum of what was too much to keep, if there is no filter."""
-    elided_rows: int = 0
-    lost: int = 0
-    """Calls that were not counted."""
-    every: Sequence[FileRow] = ()
-    """With those that the filter leaves out."""
+    """Sum of the elided rows."""
 
     @property
     def total(self) -> FileTotals:
@@ -145,10 +137,10 @@ def file_rows(
     return FileRows(
         rows,
         unsuited,
-        NO_CALLS if is_filtered else activity.elided,
         0 if is_filtered else activity.elided_rows,
         activity.lost,
         every,
+        NO_CALLS if is_filtered else activity.elided,
     )
 
 

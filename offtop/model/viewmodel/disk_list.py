@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, in_order
 from offtop.model.aggregate.rows import CHANGE
-from offtop.model.values.disks import DiskKey, added
+from offtop.model.values.disks import added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.file_list import counted_ticks, nearest, stack_tree
-from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
+from offtop.model.viewmodel.io_comparison import IoComparison
+from offtop.model.viewmodel.io_list import IoPicture, counted_ticks, nearest, stack_tree
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, DisksView, View
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.history import History
@@ -22,40 +21,10 @@ _DEVICES_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DisksPicture:
+class DisksPicture(IoPicture[DiskRow]):
     listed: DiskRows = field(default_factory=DiskRows)
-    span_ns: int = 0
-    """Measured length of the ticks in which requests were counted; 0: there is none yet."""
-    cursor: int = 0
-    """Row under the cursor."""
-    first: int = 0
-    """First row on the screen."""
     devices: Sequence[DeviceRow] = ()
     """Disks on the screen, above the rows."""
-    opened: bool = False
-    """Whether the row under the cursor has the whole pane."""
-    tree: TreePicture | None = None
-    """Stack tree of the opened row, or of all rows; None: it is not on the screen."""
-    compared: IoCompared | None = None
-    """None: nothing is compared with a baseline."""
-
-    @property
-    def shown_rows(self) -> Sequence[DiskRow]:
-        """All rows, or the one that has the whole pane."""
-        return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
-
-    @property
-    def is_compared(self) -> bool:
-        return self.compared is not None and not self.compared.why_not
-
-    @property
-    def opened_key(self) -> DiskKey | None:
-        """Key of the row that has the whole pane."""
-        return self.chosen.key if self.opened and self.chosen else None
-
-    @property
-    def chosen(self) -> DiskRow | None:
-        return self.listed.rows[self.cursor] if self.listed.rows else None
 
     @property
     def device_lines(self) -> int:
@@ -89,7 +58,7 @@ def disks_picture(
     lines = max(1, lines - len(devices) - 1)
     first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
     opened = chosen.opened and bool(rows) and rows[cursor].key == chosen.cursor
-    shown = DisksPicture(listed, span_ns, cursor, first, devices, opened, compared=compared)
+    shown = DisksPicture(listed, span_ns, cursor, first, opened, compared=compared, devices=devices)
     view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
     return view, replace(shown, tree=tree)
 

@@ -9,7 +9,7 @@ from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
 from offtop.model.aggregate.scope_text import visible_processes
-from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.catalog import Catalog, Details, ThreadKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
 from offtop.model.viewmodel.category_picture import CategoriesPicture
@@ -268,15 +268,42 @@ def nothing(common: Common) -> str:
 
 
 def list_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]:
-    view, width, catalog = common.view, pen.width, common.catalog
+    view, width = common.view, pen.width
     if not view.lists_sleepers:
-        total = [TOTAL] if view.sort == "TOTAL" else []
-        events, p50, p99, longest = NUMBERS
-        wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
-        shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
-        return wakers.columns(
-            common, pen, shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
-        )
+        return _waker_columns(common, pen)
+    columns = [*_name_columns(listed, common, pen), *([] if view.lists_cgroups else _process_columns(common))]
+    if view.lists_account:
+        return _with_account(columns, common, pen)
+    roomy = width >= 90 or "WHERE" in view.hidden
+    numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
+    shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
+    columns += shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+    columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
+    if "WHERE" in view.hidden:
+        return columns
+    columns = _with_room_for_where(columns, width, view.list_sort)
+    left = width - width_of(columns, LIST_MARK) - 2
+    return [*columns, _where_column(common.catalog, left + 1, pen)] if left >= 8 else columns
+
+
+def _waker_columns(common: Common, pen: Pen) -> list[Column]:
+    view = common.view
+    total = [TOTAL] if view.sort == "TOTAL" else []
+    events, p50, p99, longest = NUMBERS
+    wide = [p50, p99, longest, NOW] if pen.width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
+    shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
+    return wakers.columns(common, pen, shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST))
+
+
+def _name_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]:
+    """Return the columns that say which cgroup, thread, process or program a row is about."""
+    view, width, details = common.view, pen.width, common.catalog.details
+    if view.lists_cgroups:
+        name_width = min(48, max(10, min(20, width - 41), width - 56))
+        return [
+            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME", stays=True),
+            Column("PROC", 5, _threads_of, least_width=50),
+        ]
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
     if view.program is not None and not in_full and view.lists_processes:
@@ -284,79 +311,79 @@ def list_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]:
         name_width = max(name_width, min(longest, 48, width - _BESIDE_TITLES))
 
     def name_of(row: Row) -> str:
-        details = catalog.details.get(row.pid) if in_full else None
-        full = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
+        known = details.get(row.pid) if in_full else None
+        full = (known.cmdline if view.names == "cmdline" else _cgroup_of(known)) if known else ""
         return full or row.title or row.name
 
     title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
-    if view.lists_cgroups:
-        name_width = min(48, max(10, min(20, width - 41), width - 56))
-        columns = [
-            Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME", stays=True),
-            Column("PROC", 5, lambda row: count(row.threads) if row.threads and row.key else "", least_width=50),
-        ]
-    elif view.lists_threads:
-        columns = [
-            Column("TID", 7, _tid, sort="PID"),
-            Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME", stays=True),
-        ]
-        if view.pid is None:
-            columns.append(Column("PROCESS", 10, lambda row: row.process, "name", left=True, least_width=90))
-    else:
-        columns = [
+    if not view.lists_threads:
+        return [
             Column("PID", 7, _tid, sort="PID"),
             Column(title or "COMMAND", name_width, name_of, "name", left=True, sort="NAME", stays=True),
-            Column("THR", 4, lambda row: count(row.threads) if row.threads and row.key else "", least_width=64),
+            Column("THR", 4, _threads_of, least_width=64),
         ]
+    columns = [
+        Column("TID", 7, _tid, sort="PID"),
+        Column(title or "THREAD", name_width, name_of, "name", left=True, sort="NAME", stays=True),
+    ]
+    if view.pid is None:
+        columns.append(Column("PROCESS", 10, lambda row: row.process, "name", left=True, least_width=90))
+    return columns
+
+
+def _threads_of(row: Row) -> str:
+    return count(row.threads) if row.threads and row.key else ""
+
+
+def _process_columns(common: Common) -> list[Column]:
+    """Return the columns about the process of a row, and about what it waits on."""
+    catalog = common.catalog
 
     def user_of(row: Row) -> str:
-        details = catalog.details.get(row.pid)
-        return details.user if details else ""
+        return catalog.detail(row.pid).user
 
     def cgroup_of(row: Row) -> str:
-        details = catalog.details.get(row.pid)
-        return _cgroup_of(details) if details else ""
+        return _cgroup_of(catalog.detail(row.pid))
 
     def waiting_on(row: Row) -> str:
         return "" if row.top == NOWHERE else catalog.wake(row.top.wake).object.label
 
-    if not view.lists_cgroups:
-        columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
-        columns.append(Column("WAITING ON", 26, waiting_on, "name", left=True, least_width=_OBJECT_WIDTH))
-        if view.names != "cgroup":
-            columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
-    if view.lists_account:
-        columns = that_fit([*columns, *account.COLUMNS], width, view, view.list_sort, LIST_MARK)
-        left = width - width_of(columns, LIST_MARK) - 1
-        if left >= _LEAST_BAR:
-            cells = min(left, account.BAR_CELLS * 2)
-            columns.append(
-                Column("", cells, lambda row: account.row_bar(row.account, cells, pen.glyphs), "spark", left=True)
-            )
-        return columns
-    roomy = width >= 90 or "WHERE" in view.hidden
-    numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
-    shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
-    columns += shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
-    columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
-    if "WHERE" not in view.hidden:
-        columns = _with_room_for_where(columns, width, view.list_sort)
-    left = width - width_of(columns, LIST_MARK) - 2
-    if left >= 8 and "WHERE" not in view.hidden:
-
-        def where_of(row: Row) -> str:
-            if shares := place_shares.in_words(row.places, row.places_ns, place_shares.SEPARATORS[pen.glyphs.is_ascii]):
-                return shares
-            where = "" if row.top == NOWHERE else location.of_sleeper(catalog, row.top, pen.names)
-            if row.convoy.waiting:
-                return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")
-            return location.with_rule(catalog, row.top, row.rule, where)
-
-        def category_token(row: Row) -> str:
-            return "where" if row.top == NOWHERE else f"cat-{catalog.stack(row.top.kernel).category}"
-
-        columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), left=True, token_of=category_token))
+    columns = [
+        Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH),
+        Column("WAITING ON", 26, waiting_on, "name", left=True, least_width=_OBJECT_WIDTH),
+    ]
+    if common.view.names != "cgroup":
+        columns.append(Column("CGROUP", 20, cgroup_of, "name", left=True, least_width=CGROUP_WIDTH))
     return columns
+
+
+def _with_account(columns: Sequence[Column], common: Common, pen: Pen) -> list[Column]:
+    """Return those of `columns` that there is room for, and how each second was spent."""
+    view, width = common.view, pen.width
+    fitting = that_fit([*columns, *account.COLUMNS], width, view, view.list_sort, LIST_MARK)
+    left = width - width_of(fitting, LIST_MARK) - 1
+    if left < _LEAST_BAR:
+        return fitting
+    cells = min(left, account.BAR_CELLS * 2)
+    bar = Column("", cells, lambda row: account.row_bar(row.account, cells, pen.glyphs), "spark", left=True)
+    return [*fitting, bar]
+
+
+def _where_column(catalog: Catalog, width: int, pen: Pen) -> Column:
+    """Return the column that says in words where most of a row's time went."""
+
+    def where_of(row: Row) -> str:
+        if shares := place_shares.in_words(row.places, row.places_ns, place_shares.SEPARATORS[pen.glyphs.is_ascii]):
+            return shares
+        where = "" if row.top == NOWHERE else location.of_sleeper(catalog, row.top, pen.names)
+        if row.convoy.waiting:
+            return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")
+        return location.with_rule(catalog, row.top, row.rule, where)
+
+    def category_token(row: Row) -> str:
+        return "where" if row.top == NOWHERE else f"cat-{catalog.stack(row.top.kernel).category}"
+
+    return Column(" WHERE", width, lambda row: " " + where_of(row), left=True, token_of=category_token)
 
 
 def _with_room_for_where(columns: Sequence[Column], width: int, sort: str) -> list[Column]:
