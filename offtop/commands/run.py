@@ -30,6 +30,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
 from offtop.printable import printable
 from offtop.reports import batch
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not imported at run time, so that --help is fast
@@ -456,7 +457,7 @@ def _batch(
         raise UsageError(
             f"--filter: '{printable(chosen.text)}' needs wakers, which mode offcpu does not record. Add --mode wakeup"
         )
-    wanted = batch.Wanted(
+    wanted = Wanted(
         chosen,
         settings.idle,
         settings.threads,

@@ -36,8 +36,10 @@ from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.recording.replay import RecordedSource
-from offtop.reports import batch, disk_table, file_table
+from offtop.reports import disk_table, file_table, tick_text
 from offtop.reports.tick import in_progress, passing
+from offtop.reports.tick_rows import waiters
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S, average, count, duration, threads
 
 _ROWS = 10
@@ -288,10 +290,10 @@ def _program_lines(
     window: Window, idle: Idle, source: RecordedSource, stuck: Stuck, cause_finder: CauseFinder
 ) -> list[str]:
     """Return the categories and the programs that waited most, as batch mode prints them."""
-    wanted = batch.Wanted(programs=True, most_rows=_ROWS)
+    wanted = Wanted(programs=True, most_rows=_ROWS)
     tick = passing(HistoryTick.of(window, idle), wanted.filter, cause_finder, stuck)
     problems = Problems(source.names, source.why_nameless)
-    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, cause_finder, problems)
+    text = tick_text.tick_text(tick, waiters(tick, wanted), source.names, 0, wanted, cause_finder, problems)
     return text.splitlines()
 
 
@@ -335,13 +337,13 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, cause_finder: Caus
         by_stack.setdefault(key, []).append(row)
     listed = list(by_stack.values())
     rows = [
-        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.catalog, names, cause_finder)}"
+        f"{len(those):>7} {tick_text.stuck_line(shown, those[0], end.catalog, names, cause_finder)}"
         for those in listed[:_STUCK]
     ]
     if elided := sum(map(len, listed[_STUCK:])):
         rows.append(f"{elided:>7} {'':>8} more, in {len(listed) - _STUCK} stacks")
-    head = [f"{'THREADS':>7} {batch.STUCK_HEAD}"] if rows else []
-    return [f"STUCK AT THE END, {_clock(end.taken_ns)}: {batch.stuck_threads(blocked, shown)}", *head, *rows]
+    head = [f"{'THREADS':>7} {tick_text.STUCK_HEAD}"] if rows else []
+    return [f"STUCK AT THE END, {_clock(end.taken_ns)}: {tick_text.stuck_threads(blocked, shown)}", *head, *rows]
 
 
 def _without_exited(window: Window, snapshot: Snapshot) -> Window:

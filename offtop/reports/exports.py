@@ -28,6 +28,7 @@ from offtop.printable import printable
 from offtop.reports import batch
 from offtop.reports.list_rows import is_counted, rows_of
 from offtop.reports.tick import passing
+from offtop.reports.wanted import Wanted
 from offtop.reports.whole import INTERRUPTED, not_gathered, whole_of
 
 FORMATS = {
@@ -162,7 +163,7 @@ def write_lines(
                 categories,
                 delay_ns,
                 iterations,
-                batch.Wanted(chosen),
+                Wanted(chosen),
                 as_json=True,
                 width=0,
                 out=out,

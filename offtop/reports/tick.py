@@ -10,7 +10,7 @@ from offtop.model.aggregate.account import Account, accounts
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import SiteTotals, Snapshot
+from offtop.model.values.snapshot import EXITED, SiteTotals, Snapshot
 from offtop.model.values.stack import PLACELESS
 from offtop.model.values.table import SITES
 from offtop.model.values.waits import KERNEL, Waits
@@ -91,3 +91,12 @@ def now_of(tick: Tick) -> Now:
     window = tick.unfiltered.window
     threads = {key for key, _ in window.each_thread()}
     return Now(window.span_ns, window.catalog, threads, {key.pid for key in threads}, window.filters, window.sampling)
+
+
+def pids_of(tick: HistoryTick) -> set[int]:
+    """Return the PIDs with anything counted in a tick, except EXITED, which stands for evicted threads."""
+    files, disks = tick.header.files, tick.header.disks
+    pids = {pid for by_pid in tick.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
+    pids.update(key.pid for key in (files.totals if files else ()))
+    pids.update(key.pid for key in (disks.totals if disks else ()) if key.pid)
+    return pids

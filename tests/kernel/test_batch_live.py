@@ -29,9 +29,10 @@ from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.windows.history import History, HistoryTick
 from offtop.person import person
 from offtop.reports import batch
-from offtop.reports.batch import Wanted, waiters
 from offtop.reports.tick import passing
 from offtop.reports.tick_json import tick_object
+from offtop.reports.tick_rows import waiters
+from offtop.reports.wanted import Wanted
 from offtop.settings.rule_files import RuleFiles
 from tests import command
 from tests.kernel import programs, waits, watch

@@ -21,10 +21,11 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History
-from offtop.reports import batch
-from offtop.reports.batch import Wanted, waiters
+from offtop.reports import tick_text
 from offtop.reports.tick import passing
 from offtop.reports.tick_json import tick_object
+from offtop.reports.tick_rows import waiters
+from offtop.reports.wanted import Wanted
 from tests.kernel import programs, watch
 
 pytestmark = pytest.mark.kernel
@@ -148,7 +149,7 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
             for threads in (False, True):
                 wanted = Wanted(idle_shown=True, threads=threads, stuck=True)
                 tick = passing(kept, NOTHING, cause_finder, history.stuck(kept), accounted=True)
-                text = batch.tick_text(
+                text = tick_text.tick_text(
                     tick, waiters(tick, wanted), live.source.names, 0, wanted, cause_finder, problems
                 )
                 assert not CONTROL.search(text), text

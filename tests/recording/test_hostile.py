@@ -25,6 +25,7 @@ from offtop.recording import report, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
+from offtop.reports.wanted import Wanted
 from tests.conftest import EXAMPLES
 from tests.recording.test_recording import in_json, recorded
 from tests.ui.scripted import STUCK, ScriptedSource
@@ -35,7 +36,7 @@ def replay_output(path: Path) -> str:
     """Return everything that replay and report print about a file, or their error."""
     out = io.StringIO()
     try:
-        for wanted, as_json in ((batch.Wanted(stuck=True), False), (batch.Wanted(threads=True), True)):
+        for wanted, as_json in ((Wanted(stuck=True), False), (Wanted(threads=True), True)):
             with closing(RecordedSource(path)) as source:
                 batch.run(source, CATEGORIES, 1, None, wanted, as_json=as_json, width=0, out=out)
         report.write(path, CATEGORIES, 0, out)

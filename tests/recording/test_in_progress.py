@@ -25,6 +25,7 @@ from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.schema import schema
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_recording import ALL
@@ -42,7 +43,7 @@ MACHINE = Machine(2, steal_ns=30 * MS, interrupt_ns=10 * MS)
 Tick = dict[str, Any]
 
 
-def in_json(source: Source, wanted: batch.Wanted = ALL) -> list[Tick]:
+def in_json(source: Source, wanted: Wanted = ALL) -> list[Tick]:
     return cast(list[Tick], test_recording.in_json(source, wanted=wanted))
 
 
@@ -183,7 +184,7 @@ def test_filter_applies_to_waits_in_progress(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it")
     chosen = {"comm=mysqld": [4268, 4270], "cat=disk-read": [900], "comm=nobody": [], "pid=700": [700], "": [900, 700]}
     for text, tids in chosen.items():
-        last = in_json(RecordedSource(path), batch.Wanted(parse(text)))[-1]
+        last = in_json(RecordedSource(path), Wanted(parse(text)))[-1]
         printed_tids = [one["tid"] for one in last["still_blocked"]]
         assert printed_tids[: len(tids)] == tids
         assert len(printed_tids) == (len(tids) if text else 5)
@@ -212,7 +213,7 @@ def test_budget_counts_only_idle_waits_as_idle(tmp_path: Path) -> None:
     source = ScriptedSource(table, ticks=2, ends=True, machine=MACHINE)
     source.filters = Filters(pids=(100, 7))
     out = io.StringIO()
-    wanted = batch.Wanted(parse("cat=lock"), rate=Rate(100.0))  # the budget counts what the filter hides
+    wanted = Wanted(parse("cat=lock"), rate=Rate(100.0))  # the budget counts what the filter hides
     batch.run(source, CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
     budgets = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
     shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
@@ -296,7 +297,7 @@ def test_old_recording_is_replayed_and_missing_fields_are_unknown() -> None:
 
 def test_text_of_an_old_recording_says_at_least_and_unknown_state() -> None:
     out = io.StringIO()
-    wanted = batch.Wanted(stuck=True, idle_shown=True)
+    wanted = Wanted(stuck=True, idle_shown=True)
     batch.run(RecordedSource(FIRST_FIELDS), CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
     rows = out.getvalue().split("stuck now: ")[1].splitlines()[2:]
     assert any(row.startswith(" >=") and " ? " in row for row in rows)

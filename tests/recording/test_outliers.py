@@ -20,6 +20,7 @@ from offtop.recording import outlier_rows, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
+from offtop.reports.wanted import Wanted
 from tests.ui.scripted import AT_NS, SHOP, START_NS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -145,7 +146,7 @@ def test_report_lists_outliers(tmp_path: Path) -> None:
 def test_invalid_unicode_is_escaped_in_json(tmp_path: Path) -> None:
     recorded(tmp_path / "it", category="l\udcffck")
     out = io.StringIO()
-    batch.run(RecordedSource(tmp_path / "it"), CATEGORIES, S, None, batch.Wanted(), as_json=True, width=0, out=out)
+    batch.run(RecordedSource(tmp_path / "it"), CATEGORIES, S, None, Wanted(), as_json=True, width=0, out=out)
     categories = [one["category"] for line in out.getvalue().splitlines() for one in json.loads(line)["outliers"]]
     assert categories == ["l\\udcffck"] * 2
 

@@ -25,12 +25,13 @@ from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, START_NS, WHO, BrokenSource, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 MS = 1_000_000
-ALL = batch.Wanted()
+ALL = Wanted()
 
 
 def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **options: object) -> ScriptedSource:
@@ -44,7 +45,7 @@ def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **optio
     return source
 
 
-def in_json(source: Source, ticks: int | None = None, wanted: batch.Wanted = ALL) -> list[dict[str, object]]:
+def in_json(source: Source, ticks: int | None = None, wanted: Wanted = ALL) -> list[dict[str, object]]:
     out = io.StringIO()
     batch.run(source, CATEGORIES, MS, ticks, wanted, as_json=True, width=0, out=out)
     return [json.loads(line) for line in out.getvalue().splitlines()]

@@ -45,6 +45,7 @@ from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.schema import schema
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_hostile import refused, replay_output, reworded
@@ -70,7 +71,7 @@ def recorded(path: Path, ticks: int = 12, *, begins: int = 0, step: int = 1, who
 
 def printed(source: Source) -> str:
     out = io.StringIO()
-    batch.run(source, CATEGORIES, 1, None, batch.Wanted(), as_json=True, width=0, out=out)
+    batch.run(source, CATEGORIES, 1, None, Wanted(), as_json=True, width=0, out=out)
     return out.getvalue()
 
 

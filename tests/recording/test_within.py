@@ -17,6 +17,7 @@ from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.schema import schema
+from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 from tests.ui.calling import NAME, CallingSource
 from tests.ui.scripted import MS, SHOP, ScriptedSource
@@ -25,7 +26,7 @@ from tests.ui.shown import CATEGORIES
 
 def printed(source: Source, as_json: bool) -> list[str]:
     out = io.StringIO()
-    batch.run(source, CATEGORIES, MS, None, batch.Wanted(), as_json=as_json, width=0, out=out)
+    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=as_json, width=0, out=out)
     return out.getvalue().splitlines()
 
 

@@ -10,7 +10,8 @@ from offtop.model.aggregate.filter import parse
 from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.values.wake import OFFCPU, WAKEUP
-from offtop.reports import batch
+from offtop.reports import batch, tick_text
+from offtop.reports.wanted import Wanted
 from tests.model.machine import WEIGHTS
 from tests.recording.woken import WokenSource
 from tests.ui.scripted import (
@@ -30,7 +31,7 @@ from tests.ui.shown import CATEGORIES
 
 
 def printed(
-    source: ScriptedSource, wanted: batch.Wanted, as_json: bool = False, rules: RuleSource = WITHOUT_RULES
+    source: ScriptedSource, wanted: Wanted, as_json: bool = False, rules: RuleSource = WITHOUT_RULES
 ) -> list[str]:
     """Return the lines of the last tick."""
     out = io.StringIO()
@@ -54,7 +55,7 @@ def printed(
 )
 def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle: bool, expected: str) -> None:
     source = ScriptedSource(table, ticks=12, ends=True)  # pyright: ignore[reportArgumentType]
-    lines = printed(source, batch.Wanted(stuck=True, idle_shown=idle))
+    lines = printed(source, Wanted(stuck=True, idle_shown=idle))
     (head,) = [line for line in lines if line.startswith("stuck now")]
     assert head == expected
     assert len(lines[lines.index(head) + 2 :]) - 1 == int(expected.split()[2])
@@ -63,17 +64,17 @@ def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle
 def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
     table = [READER, STUCK[4], STUCK[0]]
 
-    def lines(wanted: batch.Wanted, as_json: bool = False) -> list[str]:
+    def lines(wanted: Wanted, as_json: bool = False) -> list[str]:
         out, source = io.StringIO(), ScriptedSource(table, ticks=2, ends=True)
         batch.run(source, CATEGORIES, MS, None, wanted, as_json=as_json, width=0, out=out, weights=WEIGHTS)
         return out.getvalue().splitlines()
 
-    plain = lines(batch.Wanted(stuck=True))
+    plain = lines(Wanted(stuck=True))
     head = next(line for line in plain if line.startswith("offtop - "))
     assert "WAITING 1.00 = blocked 1.00 + run queue 0.00  idle 2.00 (1.00 standing)  lost 0" in head
     assert "stuck now: 1 thread; 2 idle hidden, 1 of them standing (-i)" in plain
-    assert any(line.startswith("~pipe ") for line in lines(batch.Wanted(idle_shown=True)))
-    tick = json.loads(lines(batch.Wanted(), as_json=True)[-1])
+    assert any(line.startswith("~pipe ") for line in lines(Wanted(idle_shown=True)))
+    tick = json.loads(lines(Wanted(), as_json=True)[-1])
     times = {one["name"]: (one["idle_ns"], one["standing_ns"], one["total_ns"]) for one in tick["categories"]}
     second = tick["span_ns"]
     assert times == {"pipe": (0, second, second), "poll": (second, 0, second), "lock": (0, 0, second)}
@@ -87,18 +88,18 @@ def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
 
 def test_system_call_names_are_escaped_in_json() -> None:
     evil = STUCK[0]._replace(call="fu\x1b[2Jtex")
-    (line,) = printed(ScriptedSource([evil], ticks=2, ends=True), batch.Wanted(), as_json=True)
+    (line,) = printed(ScriptedSource([evil], ticks=2, ends=True), Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["syscall"] == "fu\\x1b[2Jtex"
 
 
 def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> None:
     source = ScriptedSource([READER], ticks=1, ends=True, object_peers=FILLED)
-    lines = printed(source, batch.Wanted(stuck=True))
+    lines = printed(source, Wanted(stuck=True))
     assert source.sought[0] == {PIPE}
     peers = "pipe_read (writer: gzip(4242), \\x1b[2J(9), +3) < fill < main"
     assert [peers in line for line in lines if " 60 " in line] == [True, True]
-    (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, object_peers=FILLED), batch.Wanted(), as_json=True)
+    (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, object_peers=FILLED), Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["object"]["ends"] == [
         {"role": "writer", "pid": 4242, "comm": "gzip"},
@@ -108,32 +109,32 @@ def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> 
 
 
 def test_programs_are_one_row_of_the_table_if_asked_for() -> None:
-    def first_words(wanted: batch.Wanted) -> list[list[str]]:
+    def first_words(wanted: Wanted) -> list[list[str]]:
         lines = printed(ScriptedSource(BANKS, ticks=3, ends=True), wanted)
         head = next(n for n, line in enumerate(lines) if "COMMAND" in line)
         return [line.split()[:3] for line in lines[head + 1 : lines.index("", head)]]
 
-    assert first_words(batch.Wanted(programs=True)) == [
+    assert first_words(Wanted(programs=True)) == [
         ["x2", "postgres", "0.65"],
         ["500", "psql", "0.35"],
         ["200", "bank", "0.10"],
         ["x2", "kworker/*", "0.05"],
     ]
-    assert ["979", "postgres", "0.25"] in first_words(batch.Wanted())
-    assert ["978", "978", "postgres"] in first_words(batch.Wanted(programs=True, threads=True))
-    assert first_words(batch.Wanted(parse("pid=979"), programs=True)) == [["979", "postgres", "0.25"]]
-    assert first_words(batch.Wanted(programs=True, sort="NAME"))[-1] == ["500", "psql", "0.35"]
+    assert ["979", "postgres", "0.25"] in first_words(Wanted())
+    assert ["978", "978", "postgres"] in first_words(Wanted(programs=True, threads=True))
+    assert first_words(Wanted(parse("pid=979"), programs=True)) == [["979", "postgres", "0.25"]]
+    assert first_words(Wanted(programs=True, sort="NAME"))[-1] == ["500", "psql", "0.35"]
 
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (batch.Wanted(programs=True), "x2"),
-        (batch.Wanted(), "979"),
-        (batch.Wanted(threads=True), "979"),
+        (Wanted(programs=True), "x2"),
+        (Wanted(), "979"),
+        (Wanted(threads=True), "979"),
     ],
 )
-def test_where_says_the_largest_locations(wanted: batch.Wanted, found: str) -> None:
+def test_where_says_the_largest_locations(wanted: Wanted, found: str) -> None:
     lines = printed(ScriptedSource(slower_flush(BANKS), ticks=3, ends=True), wanted)
     (row,) = [line for line in lines if line.split()[:1] == [found] and "postgres" in line]
     lock = "0.58" if found == "x2" else "0.18"
@@ -145,7 +146,7 @@ def test_where_says_the_largest_locations(wanted: batch.Wanted, found: str) -> N
 
 
 def test_json_has_the_sums_of_programs() -> None:
-    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(), as_json=True)
+    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), Wanted(), as_json=True)
     tick = json.loads(line)
     postgres = tick["programs"][0]
     assert (postgres["name"], postgres["processes"], postgres["threads"]) == ("postgres", 3, 3)
@@ -159,7 +160,7 @@ def test_json_has_the_sums_of_programs() -> None:
         assert sum(place["total_ns"] for place in one["places"]) == one["total_ns"]
     assert [one["name"] for one in tick["programs"]] == ["postgres", "psql", "bank", "kworker/*"]
     assert sum(one["total_ns"] for one in tick["programs"]) == sum(one["total_ns"] for one in tick["categories"])
-    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(parse("pid=979")), as_json=True)
+    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), Wanted(parse("pid=979")), as_json=True)
     (only,) = json.loads(line)["programs"]
     assert (only["processes"], only["threads"], only["total_ns"]) == (1, 1, 250_100_000)
 
@@ -167,18 +168,18 @@ def test_json_has_the_sums_of_programs() -> None:
 def test_no_wakers_are_listed_if_none_were_collected() -> None:
     source = WokenSource(ticks=3, ends=True)
     source.mode = OFFCPU
-    lines = printed(source, batch.Wanted(mode=WAKEUP))
-    assert batch.NOT_GATHERED in lines
+    lines = printed(source, Wanted(mode=WAKEUP))
+    assert tick_text.NOT_GATHERED in lines
     assert not any("(still waiting)" in line for line in lines)
     source = WokenSource(ticks=3, ends=True)
-    assert batch.NOT_GATHERED not in printed(source, batch.Wanted(mode=WAKEUP))
+    assert tick_text.NOT_GATHERED not in printed(source, Wanted(mode=WAKEUP))
 
 
 def test_folded_output_without_wakers_is_empty_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     source = WokenSource(ticks=3, ends=True)
     source.mode = OFFCPU
-    batch.run(source, CATEGORIES, MS, None, batch.Wanted(mode=WAKEUP, folded=True), as_json=False, width=0, out=out)
+    batch.run(source, CATEGORIES, MS, None, Wanted(mode=WAKEUP, folded=True), as_json=False, width=0, out=out)
     assert out.getvalue() == ""
     errors = capsys.readouterr().err
     assert errors.startswith("offtop: 3 ticks have no wakers")
@@ -186,7 +187,7 @@ def test_folded_output_without_wakers_is_empty_and_reported(capsys: pytest.Captu
 
 def test_filter_applies_to_storms() -> None:
     def storms(text: str) -> list[str]:
-        wanted = batch.Wanted(mode=WAKEUP, filter=parse(text), idle_shown=True)
+        wanted = Wanted(mode=WAKEUP, filter=parse(text), idle_shown=True)
         return [line for line in printed(WokenSource(ticks=3, ends=True), wanted) if "storm: " in line]
 
     assert len(storms("")) == 1
@@ -194,7 +195,7 @@ def test_filter_applies_to_storms() -> None:
 
 
 def test_user_stack_problems_are_in_json() -> None:
-    (line,) = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted(), as_json=True)
+    (line,) = printed(BrokenSource(SHOP, ticks=3, ends=True), Wanted(), as_json=True)
     first, second = json.loads(line)["user_stack_problems"]
     assert first.pop("remedy").startswith("build it with")
     assert second.pop("remedy").startswith("install its debug symbols")
@@ -206,11 +207,11 @@ def test_user_stack_problems_are_in_json() -> None:
 
 def test_worst_user_stack_problem_is_printed_if_it_is_a_tenth() -> None:
     expected = "60% of the time with a user stack: libshop.so.1: callers missing: no unwind information. Next: build it"
-    lines = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted())
+    lines = printed(BrokenSource(SHOP, ticks=3, ends=True), Wanted())
     assert any(line.startswith(expected) for line in lines)
     little = [row for row in SHOP if "take_order" not in row.user]
     for source in (BrokenSource(little, ticks=3, ends=True), ScriptedSource(SHOP, ticks=3, ends=True)):
-        assert not any("with a user stack" in line for line in printed(source, batch.Wanted()))
+        assert not any("with a user stack" in line for line in printed(source, Wanted()))
 
 
 def test_throttled_time_is_not_run_queue_time_in_json() -> None:
@@ -218,7 +219,7 @@ def test_throttled_time_is_not_run_queue_time_in_json() -> None:
     queued = Waits("bank", 200, "bank", 200, "lock", "futex_do_wait", ("main",), (500,), ready_ms=200)
     rules = causes.parse(paths.rules().read_text(), "rules.toml", "Mend it", CATEGORIES.ids)
     source = ScriptedSource([held, queued], ticks=2, ends=True)
-    (line,) = printed(source, batch.Wanted(), as_json=True, rules=Fixed(rules))
+    (line,) = printed(source, Wanted(), as_json=True, rules=Fixed(rules))
     tick = json.loads(line)
     by_rule = {one["id"]: one["total_ns"] // MS for one in tick["diagnoses"]}
     by_category = {one["name"]: one["total_ns"] // MS for one in tick["categories"]}
