@@ -186,7 +186,7 @@ class SuspectTexts:
     def does(self, hop: Hop) -> str:
         """Return what the last of a chain does, so that others must wait."""
         if title := _title(hop):
-            return title
+            return f"{title} and stopped" if hop.state == STOPPED else title
         if hop.state == SLEEP:
             place = self._function(hop)
             return f"sleeps in {place}" if place else "sleeps"
@@ -259,7 +259,7 @@ class SuspectTexts:
             of = f"{one.end.program}({one.end.key.pid}), which runs most" if one.end.threads > 1 else one.end.program
             return f"the priority (nice) of {of}, or a CPU quota for it"
         end, rule = one.end, self.rule(one.end)
-        if len(one.hops) > 1 and waiter.via != TITLE:
+        if len(one.hops) > 1 and (waiter.via != TITLE or end.state == STOPPED):
             if one.hops[-2].via in LOCKS and end.state == SLEEP:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""

@@ -203,9 +203,10 @@ class WaitsOfTick:
         return is_normal
 
     def _owes(self, edge: Edge) -> bool:
-        """Return whether the target of an edge is known to owe the waiting client an answer."""
+        """Return whether the target of an edge owes the waiting client an answer, as far as is known."""
         if edge.via == ANSWER:
-            return edge.is_exact or self._is_at_work(edge.target, _KEEPS_WAITING)
+            is_away = self.graph.nodes[edge.target].state == AWAY  # so nobody here knows whether it looks idle
+            return edge.is_exact or is_away or self._is_at_work(edge.target, _KEEPS_WAITING)
         return self._is_at_work(edge.target, _STOPPED)
 
     def _is_at_work(self, node: int, normal_but: Collection[str]) -> bool:

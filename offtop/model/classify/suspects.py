@@ -372,7 +372,10 @@ class _Ends:
     def _end_factor(self, end: int) -> float:
         node = self._graph.nodes[end]
         is_idle = node.row >= 0 and self._waits.idle[node.row] and node.state not in self._weights.end
-        return self._weights.end.get(IDLE if is_idle else node.state, 1.0)
+        state = IDLE if is_idle else node.state
+        rule = self._waits.rule(node.row) if state == IDLE and node.row >= 0 else None
+        factor = self._weights.end.get(state, 1.0)
+        return self._weights.idle.get(rule.general.id, factor) if rule else factor
 
     def _of_loop(self, loop: Sequence[int], waiting: float, harm: float) -> Suspect:
         edges = [self._graph.edges.between(node, after) for node, after in zip(loop, [*loop[1:], loop[0]], strict=True)]

@@ -56,7 +56,7 @@ from offtop.model.values.table import (
     thread_codes,
 )
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
-from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
+from offtop.model.values.wake import NO_OBJECT, THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
@@ -426,9 +426,13 @@ class _Builder:
         return (Blocker(*self._key(self._looks_up[0]), LOOKUP, False),)
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
-        """Return whether the thread that ended most waits for a lock may hold it now: not if it waits for it itself."""
+        """Return whether the thread that ended most waits for a lock may hold it now.
+
+        Not if it waits for it itself, or for a lock that is not known: in a convoy, that is most likely the same.
+        """
         row = self._row_of(one.pid, one.tid)
-        waits_too = row >= 0 and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
+        own = self._catalog.wake(int(self._waits.rows[row, WAKE])).object if row >= 0 else NO_OBJECT
+        waits_too = own == what or (row >= 0 and own == NO_OBJECT and self._nodes.category(row) == "lock")
         return not waits_too and what.pid in (0, one.pid)
 
     def _idle_in_transaction(self, pid: int, age_ns: int) -> tuple[Blocker, ...]:

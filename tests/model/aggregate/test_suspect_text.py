@@ -39,21 +39,27 @@ def sentences(machine: Machine, ticks: int = 1) -> list[tuple[str, str]]:
     return [(one.says, one.next) for one in made]
 
 
-def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("state", "does", "then"),
+    [
+        ("poll", "idle in transaction", "select pid, pg_blocking_pids(pid)"),
+        ("stopped", "idle in transaction and stopped", "what stopped it: a signal (kill -CONT 30499)"),
+    ],
+)
+def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted(state: str, does: str, then: str) -> None:
     machine = Machine()
     for number in range(12):
         session = machine.waits("postgres", 100 + number, "poll", 34, *_ROW_LOCK)
         machine.titles[session.pid] = "postgres: main: bench shop [local] UPDATE waiting"
         client = machine.waits("psql", 200 + number, "poll", 34, "lib:poll", "/usr/lib/libpq.so.5!PQgetResult")
         machine.held(client, Blocker(session.pid, 0, SOCKET, True))
-    machine.waits("postgres", 30499, "poll", 90)
+    machine.waits("postgres", 30499, state, 90)
     machine.titles[30499] = "postgres: main: bench shop [local] idle in transaction"
-    ((says, then),) = sentences(machine)
+    ((says, look_at),) = sentences(machine)
     assert says == (
-        "12 postgres wait for a row or table lock (34.0s, 12 psql behind), likely held by postgres(30499), "
-        "idle in transaction"
+        f"12 postgres wait for a row or table lock (34.0s, 12 psql behind), likely held by postgres(30499), {does}"
     )
-    assert then.startswith("select pid, pg_blocking_pids(pid)")
+    assert look_at.startswith(then)
 
 
 @pytest.mark.parametrize(("lasted_s", "age"), [(13, "900ms, seen for 13.0s"), (4, "900ms"), (0, "900ms")])
@@ -131,12 +137,12 @@ def test_each_server_on_the_way_is_named() -> None:
     machine.waits("python3", 32107, "sleep", 12, "lib:clock_nanosleep", "PyObject_Vectorcall", "h (up.py:4)")
     ((says, _),) = sentences(machine)
     assert says == (
-        "8 curl wait for an HTTP response (12.0s) from nginx(20), which waits for an answer, likely from "
+        "8 curl wait for an HTTP transfer (12.0s) from nginx(20), which waits for an answer, likely from "
         "python3(32107), which sleeps in h (up.py:4)"
     )
     (brief,) = (texts_of(machine).sentence(one).brief for one in machine.found().suspects)
     assert brief == (
-        "8 curl wait for an HTTP response (12.0s), likely in the end for python3(32107), which sleeps in h (up.py:4)"
+        "8 curl wait for an HTTP transfer (12.0s), likely in the end for python3(32107), which sleeps in h (up.py:4)"
     )
 
 

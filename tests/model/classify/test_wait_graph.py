@@ -163,8 +163,11 @@ def test_waiter_for_a_lock_does_not_hold_it_even_if_it_ended_most_waits_for_it()
     machine.ended(ThreadKey(10, 14), "lock", 900, 3)
     machine.waits("app", 10, "lock", tid=13, on=other)
     assert edges_of(machine.graph(), waiter) == [(ThreadKey(10, 13), WAKER, False)]
-    machine.waits("app", 10, "lock", tid=13, on=lock)
-    assert edges_of(machine.graph(), waiter) == []
+    for same in (lock, None):  # None: not known, but most likely the same
+        machine.waits("app", 10, "lock", tid=13, on=same)
+        assert edges_of(machine.graph(), waiter) == []
+    machine.waits("app", 10, "fsync", tid=13)
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(10, 13), WAKER, False)]
 
 
 @pytest.mark.parametrize(("lookups", "edges"), [(1, [(ThreadKey(10, 10), "lookup", False)]), (2, [])])
