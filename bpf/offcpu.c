@@ -357,7 +357,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 		r->last_kernel = e->key.kernel;
 		r->last_user = e->key.user & COPIED ? NO_STACK : e->key.user;
 	}
-	count_wait(thread, e, kind);
+	count_wait(thread, e, kind | (KIND_PREEMPTED & ~slept_mask));
 	add_to_call(task, e->off_ns, e->runqueue_ns);
 }
 

@@ -60,6 +60,7 @@ enum lost {
 };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 #define KIND_NEW 0x10      /* ORed in: the wait of a new thread for its first CPU */
+#define KIND_PREEMPTED 0x20 /* ORed in: the thread was still runnable when the wait began */
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
 enum scan_mode { SCAN_WAITS = 1, SCAN_PRIME = 2, SCAN_BUFFER_0 = 4, SCAN_BUFFER_1 = 8, SCAN_ALONE = 16, SCAN_RUNS = 32 };
 enum scanned_flag {
@@ -167,7 +168,7 @@ struct thread {
 	u64 exec_at_ns;    /* when that was; 0: unknown */
 	u64 exec_off_ns;   /* off-CPU time from the last tick to then, including the wait in progress */
 	u64 tid_acquired_ns; /* when the thread acquired its tid: records of the tid's previous owner may arrive later */
-	u32 first_kind;    /* enum kind, with KIND_NEW */
+	u32 first_kind;    /* enum kind, with KIND_NEW or KIND_PREEMPTED */
 	u32 state;         /* at the last switch-out; 0: nothing happened in this tick */
 	u32 objects;       /* sites counted against MAX_OBJECTS */
 	u32 is_previous;   /* of an exited thread: this is of the previous tick, and no scan has reported it */

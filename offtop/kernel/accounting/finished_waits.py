@@ -16,7 +16,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
 from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
-from offtop.model.values.waits import KERNEL, PREEMPTED, SWITCHED_OUT_NS, WAKE
+from offtop.model.values.waits import KERNEL, SWITCHED_OUT_NS, WAKE
 from offtop.model.values.wake import NO_WAKE
 
 Locate = Callable[[NDArray[np.uint64]], Ints]
@@ -84,11 +84,8 @@ class FinishedWaits:
         rest_ready_ns = np.minimum(rest_ns, uncounted["first_runqueue_ns"])  # run-queue time is the end of a wait
         taken_ns = np.where(was_counted, uncounted["first_off_ns"] - rest_ns, 0)
         taken_ready_ns = np.where(was_counted, uncounted["first_runqueue_ns"] - rest_ready_ns, 0)
-        is_ready: Mask = (uncounted["involuntary"] > 0) & (uncounted["first_runqueue_ns"] == uncounted["first_off_ns"])
-        is_ready &= (uncounted["first_kind"] & layout.KIND_NEW) == 0
-        was_preempted: Mask = np.where(was_shown, waits[:, PREEMPTED] != 0, is_ready)
         has_numbers: Mask = (uncounted["waits"] != 0) | ~is_whole
-        numbers += _thread_numbers(uncounted, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
+        numbers += _thread_numbers(uncounted, taken_ns, taken_ready_ns) * has_numbers[:, None]
         at = np.flatnonzero(has_numbers | was_shown)
         tick.ended.append((rows_at(records.ids, at), rows_at(numbers, at), nonzero_lanes(uncounted["histogram"][at])))
         at = np.flatnonzero(has_numbers & (uncounted["lost_waits"] != 0))
@@ -139,7 +136,7 @@ class FinishedWaits:
 
     def _first_sites(self, ids: Ints, records: Rows, wanted: Mask) -> tuple[Ints, Mask]:
         """Return the site of the first wait of each `wanted` record, and which records have one."""
-        kind = records["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        kind = records["first_kind"] & layout.KIND_MASK
         is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
         sites = np.zeros((len(records), SITES.width), np.int64)
         sites[is_lost] = _lost_sites(ids[is_lost])
@@ -170,14 +167,14 @@ class FinishedWaits:
         return now
 
 
-def _thread_numbers(records: Rows, taken_ns: Ints, taken_ready_ns: Ints, was_preempted: Mask) -> Ints:
+def _thread_numbers(records: Rows, taken_ns: Ints, taken_ready_ns: Ints) -> Ints:
     """Return what records add to the totals of their threads.
 
-    Of the first wait, `taken_ns` were counted before, `taken_ready_ns` of them as run queue. `was_preempted`: the
-    thread was still runnable when that wait began.
+    Of the first wait, `taken_ns` were counted before, `taken_ready_ns` of them as run queue.
     """
-    kind = records["first_kind"] & ~np.uint32(layout.KIND_NEW)
+    kind = records["first_kind"] & layout.KIND_MASK
     is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
+    was_preempted = (records["first_kind"] & layout.KIND_PREEMPTED) != 0
     numbers = np.zeros((len(records), THREADS.numbers), np.int64)
     for name, taken in (
         ("waits", 0),

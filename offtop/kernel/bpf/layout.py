@@ -10,7 +10,7 @@ FRAMES = 127
 SCAN_FRAMES, SHORT_FRAMES, SCHED_FRAMES = 64, 24, 8
 
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
-KIND_NEW = 0x10
+KIND_MASK, KIND_NEW, KIND_PREEMPTED = 0xF, 0x10, 0x20
 RUNNING = 1 << 31
 THIN_BELOW_NS, LOWEST_MIN_NS = 64_000_000, 1024
 TASK_NEW = 0x800
@@ -195,7 +195,7 @@ class ThreadRecord(NamedTuple):
     tid_acquired_ns: int
     """When the thread acquired its tid, which another thread may have had before (CLOCK_MONOTONIC)."""
     first_kind: int
-    """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU."""
+    """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU, KIND_PREEMPTED if it was preempted."""
     state: int
     objects: int
     is_previous: int

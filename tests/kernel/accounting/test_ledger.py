@@ -6,6 +6,7 @@ The ledger must credit off-CPU time to the right thread, site and tick.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         exec_at_ns=0,
         exec_off_ns=0,
         tid_acquired_ns=0,
-        first_kind=first.kind if first else 0,
+        first_kind=first.kind | (layout.KIND_PREEMPTED if first.preempted else 0) if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
         is_previous=0,
@@ -297,6 +298,27 @@ def test_ready_time_counts_as_run_queue_before_the_wait_ends() -> None:
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
 
 
+@pytest.mark.parametrize("exits", [True, False], ids=["a scan no longer sees it", "the filter has changed"])
+def test_a_wait_woken_as_it_began_was_not_preempted_if_another_in_its_record_was(exits: bool) -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    waits = [Wait(1_000, 21_000, 1_000, False, 3, 13), Wait(21_500, 23_500, 21_500, True, 4, 14)]
+    taken = [snapshot(ledger)]
+
+    def tick(at_ns: int, has_record: bool, **options: Any) -> None:
+        record = record_of(waits, at_ns - TICK_NS, at_ns) if has_record else None
+        ended = site_records(key, waits, at_ns - TICK_NS, at_ns) if record else []
+        ledger.tick(at_ns, MIN_NS, [(key, record)] if record else [], SiteDeltas.of(ended), [], **options)
+        taken.append(snapshot(ledger))
+
+    tick(10_000, exits)
+    tick(20_000, False, primed_ns=19_900 if exits else 0)
+    tick(30_000, True, exited={key: 25_000} if exits else {}, filter_changed=not exits)
+    for one in [*(windows := [between(a, b) for a, b in pairwise(taken)]), merge(windows)]:
+        check_sums(one)
+    totals = dict(merge(windows).each_thread())[key]
+    assert (totals.involuntary, totals.preempted_ns) == (1, 2_000)
+
+
 def test_a_thread_seen_on_the_run_queue_stays_there_in_ticks_without_a_scan() -> None:
     wait = Wait(switched_out_ns=1_000, switched_in_ns=49_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]}, scan_every=3)
@@ -339,7 +361,7 @@ def new_thread(switched_out_ns: int, off_ns: int, waits: list[Wait], to_ns: int)
     )
     record = record_of([first, *waits], 0, to_ns)
     assert record
-    kind = record.first_kind | layout.KIND_NEW
+    kind = record.first_kind & ~layout.KIND_PREEMPTED | layout.KIND_NEW
     involuntary, preempted_ns = record.involuntary - 1, record.preempted_ns - off_ns
     return record._replace(first_kind=kind, involuntary=involuntary, preempted_ns=preempted_ns, tid_acquired_ns=500)
 
