@@ -238,7 +238,7 @@ class OfftopApp(TerminalApp):
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
-            self.pop_screen()
+            self.close_overlay()
         super().on_resize(event)
 
     @property
@@ -403,8 +403,9 @@ class OfftopApp(TerminalApp):
             self._driver.use_mouse(self.uses_mouse)
         self.show_alert("offtop uses the mouse" if self.uses_mouse else "the mouse selects text in the terminal")
 
-    def action_command_palette(self) -> None:
+    async def action_command_palette(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Open the palette, and wait until it is mounted: Textual fails if it is closed earlier."""
         if self.size.height < _PALETTE_LINES:
             self.show_alert("the palette needs more lines")
-        else:
-            super().action_command_palette()
+        elif not isinstance(self.screen, CommandPalette):
+            await self.push_screen(CommandPalette())

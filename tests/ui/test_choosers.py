@@ -1,5 +1,7 @@
 """Menus for sorting, columns, panes and mutes, and the palette of all actions."""
 
+import asyncio
+
 import pytest
 from textual.command import CommandPalette
 from textual.pilot import Pilot
@@ -149,6 +151,23 @@ async def test_palette_lists_every_action_with_its_keys_themes_and_the_mouse() -
         assert every[-1] == "mouse"
         assert "latency  l" in await offered(app, "histogram")
         assert await offered(app, "xyzzy") == []
+
+
+@asynchronous
+async def test_palette_may_be_closed_at_any_moment() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, _):
+        for typed in ("", "so"):
+            for steps in range(16):
+                await app.run_action("command_palette")
+                if typed:
+                    app.screen.query_one(Input).value = typed
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                if isinstance(app.screen, CommandPalette):
+                    app.leave_overlay_or_quit()
+                await asyncio.sleep(0.005)
+                assert app.failure is None
+                assert not app.has_overlay
 
 
 async def run_from_palette(app: OfftopApp, pilot: Pilot[int], words: str) -> None:

@@ -128,9 +128,14 @@ class TerminalApp(App[int]):
             self.register_theme(theme.load(name))
         self.theme = name
 
+    def close_overlay(self) -> None:
+        """Close the overlay; a search of the palette that goes on without it would end the app."""
+        self.workers.cancel_node(self.screen)  # pyright: ignore[reportUnknownMemberType]
+        self.pop_screen()
+
     def leave_overlay_or_quit(self) -> None:
         if self.has_overlay:
-            self.pop_screen()
+            self.close_overlay()
         else:
             self.exit(0)
 
