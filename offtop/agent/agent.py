@@ -34,6 +34,7 @@ _MOST_PROFILES = 4
 _PROFILE_SECONDS, _MOST_PROFILE_SECONDS = 10, 300
 _RETRY: Mapping[str, str] = {"Retry-After": "10"}
 _NO_TICK = "There is no tick yet. Try again in some seconds"
+_CLOSED = "The connection was closed for sending before the profile was complete. Keep it open"
 _GZIP_LEVEL = 4
 
 
@@ -115,12 +116,14 @@ class Agent:
         if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= _MOST_PROFILE_SECONDS):
             return refused(400, f"seconds is not a whole number from 1 to {_MOST_PROFILE_SECONDS}")
         span_ns = int(text) * NS_PER_S
-        return self._packed(partial(self._profiles.of_next, span_ns, request.is_connected), f"off_cpu-{text}s.pb.gz")
+        make = partial(self._profiles.of_next, span_ns, request.is_connected)
+        return self._packed(make, f"off_cpu-{text}s.pb.gz", _CLOSED)
 
     def _delta(self, _: Request) -> Answer:
-        return self._packed(lambda: self._profiles.delta(self._history.last(HISTORY_NS)), "off_cpu-delta.pb.gz")
+        delta = partial(self._profiles.delta, self._history.last(HISTORY_NS))
+        return self._packed(delta, "off_cpu-delta.pb.gz", _NO_TICK)
 
-    def _packed(self, make: Callable[[], bytes | None], name: str) -> Answer:
+    def _packed(self, make: Callable[[], bytes | None], name: str, why_none: str) -> Answer:
         if not self._free_profiles.acquire(blocking=False):
             return refused(503, f"{_MOST_PROFILES} profiles are being made. Try again later", _RETRY)
         try:
@@ -128,7 +131,7 @@ class Agent:
         finally:
             self._free_profiles.release()
         if content is None:
-            return refused(503, _NO_TICK, _RETRY)
+            return refused(503, why_none, _RETRY)
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Answer(200, content, "application/octet-stream", may_zip=False, headers=headers)
 

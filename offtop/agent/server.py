@@ -10,11 +10,13 @@ import contextlib
 import gzip
 import http
 import io
+import re
 import select
 import socket
 import socketserver
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
@@ -28,6 +30,8 @@ from offtop.errors import OfftopError, UsageError
 from offtop.printable import printable
 
 MOST_CONNECTIONS = 32
+MOST_OF_ONE_ADDRESS = 8
+"""So that no address keeps all others out."""
 REQUEST_SECONDS = 10.0
 """Time for the TLS handshake and the request, and again for sending the answer."""
 _MOST_REQUEST_BYTES = 16 << 10
@@ -35,6 +39,8 @@ _MOST_QUEUED = 64
 _LEAST_ZIPPED = 1 << 10
 """Shorter answers are not compressed."""
 _CHUNK_BYTES = 64 << 10
+_REFUSES = re.compile(r"q *= *0(\.0*)?")
+"""Weight by which a client refuses an encoding (RFC 9110, 12.4.2)."""
 
 
 class Answer(NamedTuple):
@@ -107,12 +113,13 @@ class Server:
         access: Callable[[], Access],
         most_connections: int = MOST_CONNECTIONS,
         seconds: float = REQUEST_SECONDS,
+        most_of_one: int = MOST_OF_ONE_ADDRESS,
     ) -> None:
         """`access` is asked at each connection. Raises OfftopError if the address cannot be listened on."""
         self._where = where
         self._thread: threading.Thread | None = None
         try:
-            self._tcp = _Tcp(where, access, most_connections, seconds)
+            self._tcp = _Tcp(where, access, most_connections, seconds, most_of_one)
         except OSError as error:
             other = where._replace(port=where.port + 1 if where.port < 65535 else 9877).text
             raise OfftopError(
@@ -126,7 +133,7 @@ class Server:
 
     @property
     def refusals(self) -> int:
-        """Connections that were closed at once because there were too many."""
+        """Connections that were closed at once because there were too many, of all or of one address."""
         return self._tcp.refusals
 
     def start(self, pages: Mapping[str, Page]) -> None:
@@ -158,12 +165,14 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
         access: Callable[[], Access],
         most_connections: int,
         seconds: float,
+        most_of_one: int,
     ) -> None:
         self.address_family = where.family
         self.access, self.seconds = access, seconds
         self.pages: Mapping[str, Page] = {}
         self.refusals = 0
-        self._free = threading.BoundedSemaphore(most_connections)
+        self._most, self._most_of_one = most_connections, most_of_one
+        self._lock, self._connections = threading.Lock(), Counter[str]()
         super().__init__((where.host, where.port), _Connection)
 
     def server_bind(self) -> None:
@@ -173,22 +182,31 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is room for one more connection; if not, it is closed."""
-        is_free = self._free.acquire(blocking=False)
+        host = client_address[0]
+        with self._lock:
+            is_free = self._connections.total() < self._most and self._connections[host] < self._most_of_one
+            if is_free:
+                self._connections[host] += 1
         self.refusals += not is_free
         return is_free
+
+    def _release(self, client_address: Any) -> None:
+        with self._lock:
+            self._connections[client_address[0]] -= 1
+            self._connections = +self._connections  # without those that have none left
 
     def process_request(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no more threads
-            self._free.release()
+            self._release(client_address)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._release(client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass on an unexpected error, which faults.py reports. Clients cause none: _Connection handles theirs."""
@@ -313,8 +331,11 @@ class _Connection(BaseHTTPRequestHandler):
         self._write(written if self.command == "HEAD" else written + body)
 
     def _accepts_gzip(self) -> bool:
-        accepted = str(self.headers.get("Accept-Encoding", ""))
-        return any(one.strip().partition(";")[0] == "gzip" for one in accepted.split(","))
+        for one in str(self.headers.get("Accept-Encoding", "")).lower().split(","):
+            name, *parameters = (part.strip() for part in one.split(";"))
+            if name == "gzip":
+                return not any(_REFUSES.fullmatch(part) for part in parameters)
+        return False
 
     def _write(self, content: bytes) -> None:
         deadline_s = time.monotonic() + self.server.seconds

@@ -36,8 +36,9 @@ def serving(
     access: Callable[[], Access] = lambda: OPEN,
     most_connections: int = 4,
     seconds: float = 2.0,
+    most_of_one: int = 4,
 ) -> Generator[Server]:
-    server = Server(address("127.0.0.1:0"), access, most_connections, seconds)
+    server = Server(address("127.0.0.1:0"), access, most_connections, seconds, most_of_one)
     server.start(pages)
     with closing(server):
         yield server

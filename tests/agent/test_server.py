@@ -144,6 +144,27 @@ def test_connections_beyond_the_limit_are_closed_and_room_comes_back(busy: Calla
     assert get(server, "/").body == b"hello"
 
 
+def test_one_address_cannot_keep_the_others_out() -> None:
+    with serving(PAGES, most_connections=4, most_of_one=2) as server, contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connected(server))
+        until(lambda: server.refusals == 3)
+        host, _, port = server.text.rpartition(":")
+        with socket.create_connection((host, int(port)), 10, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert rest_of(other).endswith(b"hello")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_zipped"),
+    [("gzip", True), ("br, GZIP;q=0.5", True), ("gzip;q=0", False), ("gzip; q=0.000, br", False), ("x-gzip", False)],
+)
+def test_answer_is_compressed_only_for_clients_that_want_that(accepted: str, is_zipped: bool) -> None:
+    with serving({"/": lambda _: Answer(200, bytes(5000))}) as server:
+        got = get(server, "/", {"Accept-Encoding": accepted})
+    assert (got.headers.get("Content-Encoding") == "gzip", len(got.body) < 5000) == (is_zipped, is_zipped)
+
+
 def test_parameters_are_parsed(server: Server) -> None:
     assert get(server, "/query?b=1&a=2&a=3").body == b"['a', 'b']"
 
