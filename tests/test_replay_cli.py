@@ -90,7 +90,7 @@ def test_missing_recording_is_refused(tmp_path: Path) -> None:
         done = call(command, str(tmp_path / "none"))
         assert (done.status, done.sentence) == (
             1,
-            f"{tmp_path}/none cannot be read (No such file or directory). Name a file that can",
+            f"{tmp_path}/none cannot be read (No such file or directory). Name a file that offtop can read",
         )
 
 

@@ -64,7 +64,8 @@ class Recording:
                 if file.read(16) != b"SQLite format 3\0":
                     raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
         except OSError as error:
-            raise OfftopError(f"{self._shown} cannot be read ({error.strerror}). Name a file that can") from error
+            why = f"{self._shown} cannot be read ({error.strerror})"
+            raise OfftopError(f"{why}. Name a file that offtop can read") from error
         with self._damage_reported():
             self._database = _opened(path)
             try:

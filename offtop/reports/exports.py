@@ -186,7 +186,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, owner:
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
     if not waits:
-        warn("offtop: there are no outliers, so the timeline is empty")
+        warn("offtop: there are no outliers, so the timeline is empty. Record with a --trigger that long waits meet")
     at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
     _write(perfetto.packed(waits, at_ns, taken_ns), path, owner)
 
