@@ -173,17 +173,8 @@ class Ledger:
         late = {
             key: self._exited[key] for key in previous_owners & self._exited.keys() if not has_record[table.row(key)]
         }
-        evicted = [
-            key
-            for key, end_ns in self._exited.items()
-            if self.catalog.life(key).from_ns <= end_ns
-            and key not in late
-            and not ((row := table.row(key)) >= 0 and (table.is_waiting[row] or has_record[row]))
-        ]
-        most_kept = 0 if follows_snapshot else _MOST_ENDED  # no snapshot has shown them yet
-        surplus = max(0, len(evicted) - most_kept)
-        self._eviction.evict_threads(evicted[:surplus], at_ns)
-        kept = {key: self._exited[key] for key in evicted[surplus:]}
+        # Those that no snapshot has shown yet are kept.
+        kept = self._evict_exited(at_ns, has_record, late, most_kept=0 if follows_snapshot else _MOST_ENDED)
         self._totals.add(tick, sites, follows_snapshot)
         self._totals.add_storms(storms, at_ns, follows_snapshot)
         ended = {
@@ -259,6 +250,25 @@ class Ledger:
         old = self.threads.not_added_since(tick.at_ns - _CHECK_ALIVE_AFTER_NS)
         unreported = (key for key in old if key.tid and not ((row := table.row(key)) >= 0 and is_reported[row]))
         return [key for key in unreported if not self._is_alive(key)]
+
+    def _evict_exited(
+        self, at_ns: int, has_record: Mask, late: Collection[ThreadKey], most_kept: int
+    ) -> dict[ThreadKey, int]:
+        """Evict the threads that exited before this tick, except for `late` and the last `most_kept` ones.
+
+        Returns the latter, and when they exited. `has_record`: see LastRecords.
+        """
+        table = self._table
+        exited = [
+            key
+            for key, end_ns in self._exited.items()
+            if self.catalog.life(key).from_ns <= end_ns
+            and key not in late
+            and not ((row := table.row(key)) >= 0 and (table.is_waiting[row] or has_record[row]))
+        ]
+        surplus = max(0, len(exited) - most_kept)
+        self._eviction.evict_threads(exited[:surplus], at_ns)
+        return {key: self._exited[key] for key in exited[surplus:]}
 
     def _add_run_times(self, tick: TickDeltas, rows: Ints, samples: RuntimeSamples, last: LastRecords) -> None:
         of_record = last.positions(rows)
