@@ -679,6 +679,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     """How many other threads of the program wait for a lock with stacks that are not read yet: they may do the same."""
     processes: Count
     """Of how many processes."""
+    others: Count
+    """How many other programs have threads that wait for the same."""
     state: str
     """Category of their wait; runs: they are on a CPU; idle: they wait for work; away: on another machine or in another
     network namespace: pid is 0, and process is the address; disk: pid is 0, and process is the name of the disk."""

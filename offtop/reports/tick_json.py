@@ -325,6 +325,7 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         threads=hop.threads,
         unread=hop.unread,
         processes=hop.pids,
+        others=hop.others,
         state=hop.state,
         diagnosis=rule.id if rule else None,
         age_ns=hop.age_ns,

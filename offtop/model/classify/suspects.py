@@ -75,7 +75,7 @@ class Hop(NamedTuple):
     """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
     same."""
     others: int = 0
-    """How many other programs have threads that wait for a CPU, too."""
+    """How many other programs have threads that wait for the same."""
 
 
 class SuspectName(NamedTuple):
@@ -356,16 +356,16 @@ class _Ends:
         loop = next((in_loop[end] for end in ends if end in in_loop), None)
         if loop is not None:
             return self._of_loop(loop, waiting, harm)
-        levels, edges = self._levels(flow, ends)
+        levels, edges, others = self._levels(flow, ends)
         holds = bool(edges) and edges[0].via in LOCKS
         last = self._hop(levels[0])
         factor = 1.0 if holds or len(levels) == 1 else self._end_factor(ends[0])
         if not harm * factor:
             return None
         hops = [last]
-        for nodes, edge in zip(levels[1:], edges, strict=True):
+        for nodes, edge, many in zip(levels[1:], edges, others, strict=True):
             hop = self._hop(nodes)
-            hops.append(hop._replace(via=edge.via, is_exact=edge.is_exact, what=edge.what))
+            hops.append(hop._replace(via=edge.via, is_exact=edge.is_exact, what=edge.what, others=many))
         behind = waiting - float(own[ends].sum()) if edges else waiting
         return Suspect(HOLDER if edges else WAIT, tuple(reversed(hops)), behind, harm * factor)
 
@@ -388,12 +388,13 @@ class _Ends:
             DEADLOCK if are_locks else LOOP, hops, waiting, harm * (1.0 if are_locks else self._weights.end["loop"])
         )
 
-    def _levels(self, flow: Passed, ends: list[int]) -> tuple[list[list[int]], list[Edge]]:
+    def _levels(self, flow: Passed, ends: list[int]) -> tuple[list[list[int]], list[Edge], list[int]]:
         """Return the waiting nodes, level by level from the ends, with the edge from each level to the next.
 
-        At each level, only those of the same program in the same kind of wait, where most waiting comes from.
+        At each level, only those of the same program in the same kind of wait, where most waiting comes from. The last
+        value is how many other programs wait for the same there.
         """
-        levels, edges, seen = [ends], list[Edge](), {*ends}
+        levels, edges, others, seen = [ends], list[Edge](), list[int](), {*ends}
         while len(levels) < _MOST_LEVELS:
             groups: defaultdict[tuple[str, str], dict[int, Edge]] = defaultdict(dict)
             for edge in self._sources(levels[-1]):
@@ -402,13 +403,21 @@ class _Ends:
                     groups[self._program(node), node.state].setdefault(edge.source, edge)
             if not groups:
                 break
-            most = max(
-                groups.values(), key=lambda some: sum(flow.through[one] * edge.share for one, edge in some.items())
+            program, state = max(
+                groups, key=lambda one: sum(flow.through[node] * edge.share for node, edge in groups[one].items())
             )
+            most = groups[program, state]
             seen.update(most)
             levels.append([*most])
             edges.append(max(most.values(), key=lambda one: flow.through[one.source] * one.share))
-        return levels, edges
+            same = state, edges[-1].via, edges[-1].what
+            others.append(
+                sum(
+                    other != program and any((kind, one.via, one.what) == same for one in some.values())
+                    for (other, kind), some in groups.items()
+                )
+            )
+        return levels, edges, others
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
         """Return the edges to each of `nodes`, directly or through its process, as they were added."""

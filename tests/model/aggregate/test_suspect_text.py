@@ -62,6 +62,17 @@ def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted(state
     assert look_at.startswith(then)
 
 
+def test_other_programs_that_wait_for_the_same_are_counted() -> None:
+    machine = Machine()
+    waiters = [*(("flock", pid) for pid in (10, 11, 12)), ("cat", 13), ("tar", 14)]
+    for program, pid in waiters:
+        what = "other.lock" if program == "tar" else "job.lock"
+        machine.held(machine.waits(program, pid, "lock", 9), Blocker(20, 0, FILE_LOCK, True, what))
+    machine.waits("sleep", 20, "sleep", 30)
+    ((says, _),) = sentences(machine)
+    assert says == "3 flock and 1 other program wait for job.lock (9.00s), held by sleep(20), which sleeps"
+
+
 @pytest.mark.parametrize(("lasted_s", "age"), [(13, "900ms, seen for 13.0s"), (4, "900ms"), (0, "900ms")])
 def test_waits_in_slices_are_seen_for_longer_than_each_lasts(lasted_s: int, age: str) -> None:
     machine = Machine()
