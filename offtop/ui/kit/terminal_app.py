@@ -156,7 +156,8 @@ class TerminalApp(App[int]):
             self._driver.end()
 
     def _redraw(self, _: object = None) -> None:
-        self.screen.refresh(layout=True)
+        if self.screen_stack:  # a timer may call this while the app ends
+            self.screen.refresh(layout=True)
 
     def action_suspend_process(self) -> None:
         """Stop the whole foreground process group, as the terminal does for ctrl-Z.
