@@ -2,7 +2,8 @@
 /*
  * Which waits get a stack, if there are so many that the stacks would take too much of a CPU's time?
  *
- * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
+ * Part of offcpu.c, files.c and disks.c, which include it (offtop/kernel/bpf/compile.py replaces the #include by this
+ * text).
  *
  * maps
  *   thinning   per CPU: time spent on stacks, and the minimum that follows from it
@@ -11,7 +12,7 @@
  *
  * cost: one more clock reading per wait that gets a stack
  *
- * Each CPU may spend config.stacks_ns of a second on the stacks of waits and wakers. Whenever that is used up, the
+ * Each CPU may spend config.stacks_ns of a second on the stacks of waits, wakers, calls and requests. Whenever that is used up, the
  * minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the stacks, together with those
  * that half the minimum would have added, would have taken at most three quarters of it: so it does not oscillate.
  * Waits below the raised minimum count as short waits, so no sum and no run-queue time changes.

@@ -146,7 +146,7 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),
         ("-u nosuch", "'nosuch' is not a user: this machine has no user of that name, and it is not a number"),
         ("-u=", "is not a user"),
-        ("--filter foo=1", "--filter: 'foo' is not a filter key: comm, thread,"),
+        ("--filter foo=1", "--filter: 'foo' is not a filter key. Use one of comm, thread,"),
         ("--filter comm>1", "--filter: 'comm>1' is not valid: comm takes = and !="),
         ("--filter cat=loch", "--filter: 'cat=loch' is not a category: try lock, "),
         ("--json --filter max>10ms", "--filter: max> selects rows of a table, and --json has none"),
@@ -165,7 +165,7 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--nosuch", "offtop does not take '--nosuch'. See: offtop --help"),
         ("--bat", "offtop does not take '--bat'. See: offtop --help"),
         ("--verify-kernel-stacks=3", "--verify-kernel-stacks takes no value. See: offtop --help"),
-        ("nosuch", "offtop does not take 'nosuch'. For what matches a word: --filter nosuch. See: offtop --help"),
+        ("nosuch", "offtop does not take 'nosuch'. To show only what matches it: --filter nosuch. See: offtop --help"),
         ("replay a.offtop", "The command comes first: offtop replay OPTIONS. See: offtop replay --help"),
         ("--filter replay --nosuch", "offtop does not take '--nosuch'. See: offtop --help"),
         ("doctor --nosuch", "offtop doctor does not take '--nosuch'. See: offtop doctor --help"),
@@ -178,7 +178,7 @@ def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: st
     )
     assert error in ended.sentence
     assert re.search(
-        r"See: |Give |Try|try |Take |Use |Add |Omit |omit |Make |Create |Leave |takes |: comm,", ended.sentence
+        r"See: |Give |Try|try |Take |Use |Add |Omit |omit |Make |Create |Leave |takes ", ended.sentence
     ), "no remedy"
     assert ended.status == 2
 
@@ -335,7 +335,7 @@ def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: 
 @pytest.mark.parametrize(
     ("mute", "error"),
     [
-        ("foo=1", "'foo' is not a filter key: comm,"),
+        ("foo=1", "'foo' is not a filter key. Use one of comm,"),
         ("max>10ms", "'max>10ms' selects rows, but only waits can be muted. Try comm=mysql* or cat=poll"),
         (" ", "' ' selects nothing, but only waits can be muted"),
     ],

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         _, _, unknown = message.partition("unrecognized arguments: ")
         if unknown:
             is_word = self.prog == "offtop" and not unknown.startswith("-")
-            filter_hint = f". For what matches a word: --filter {shlex.quote(unknown)}" if is_word else ""
+            filter_hint = f". To show only what matches it: --filter {shlex.quote(unknown)}" if is_word else ""
             message = f"{self.prog} does not take '{unknown}'{filter_hint}"
         message = re.sub(r"argument (\S+): ignored explicit argument .*", r"\1 takes no value", message)
         raise UsageError(f"{message}. See: {self.prog} --help")
@@ -525,8 +525,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
         type=_percent,
         default=budget_pct,
         metavar="PCT",
-        help=f"CPU for offtop's processes, in percent of one CPU (default {budget_pct:g}): unwinding and "
-        "sampling use what is left of it, and beyond it short waits get no stacks",
+        help=f"CPU time that offtop may use, in percent of one CPU (default {budget_pct:g}); beyond it, short waits "
+        "get no stacks",
     )
     exact = parser.add_mutually_exclusive_group()
     exact.add_argument(
@@ -538,8 +538,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
     exact.add_argument(
         "--verify-kernel-stacks",
         action="store_true",
-        help="cheaper, but not proved exact: compare kernel stacks, too, with the thread's last one instead of "
-        "unwinding each, which about halves the cost at switches. One in 64 is unwound as well, as a check",
+        help="compare each kernel stack with the thread's last one, and unwind it only if it differs: about halves "
+        "the cost at switches, but is not proved exact. One in 64 is unwound all the same, as a check",
     )
 
 
@@ -610,7 +610,8 @@ def _add_display_options(parser: argparse.ArgumentParser, *, any_user: bool = Fa
         "--rate",
         type=_rate,
         metavar="R[,C]",
-        help="requests/s of the process you look at, and CPU time per request, e.g. 1500,1ms: checks T - R*C",
+        help="requests per second, and CPU time per request, e.g. 1500,1ms: shows whether the process waits more than "
+        "this load explains",
     )
     add("--stuck", action="store_true", help="start with the waits in progress; batch: print them too")
     add("-i", "--idle", action="store_true", default=None, help="show idle waits too")

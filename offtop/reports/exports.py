@@ -104,7 +104,7 @@ def profile_of_list(
     cause_finder = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen, each=count).window
     if not counted_ns:
-        raise OfftopError(f"No {_LISTED[mode]} were counted then. Choose another time")
+        raise OfftopError(f"No {_LISTED[mode]} were counted then. Record with --mode {mode}, or choose another time")
     listed = rows_of(whole, mode, counted_ns, chosen)
     if listed.unsuited:
         warn(f"offtop: {ignored_words(listed.unsuited)}")

@@ -527,7 +527,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
     wait: LongWait | None
     """The wait; null: a tick, call or request crossed the threshold."""
     mode: Annotated[str, _one_of(*LIST_MODES)] | None
-    """What is judged instead of waits; null: nothing."""
+    """The outlier is a file operation or a request to a disk; null: a wait, or a tick."""
     what: str | None
     """The slowest file operation or request, with its file or disk; null: none."""
 
@@ -672,7 +672,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     comm: str
     process: str
     title: str | None
-    """What that process says that it does; null: it does not write a title of its own."""
+    """Title of that process, as set by setproctitle(); null: it has none of its own."""
     threads: Count
     """How many they are."""
     unread: Count

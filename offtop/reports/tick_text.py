@@ -228,7 +228,7 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
             by.get(pid, NO_PART).total_ns for leaf, by in tick.unfiltered.breakdown.processes.items() if leaf.idle
         )
         checked = budget(every.of(pid), idle_ns, window.span_ns, rate)
-        text = "; ".join(checked.lines) if checked else "it has ended"
+        text = "; ".join(checked.lines) if checked else "the process has exited"
         yield f"budget of {printable(window.catalog.process(pid))}({pid}): {text}"
     yield ""
 

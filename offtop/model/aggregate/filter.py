@@ -526,7 +526,8 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
             near = [one for one in _EXAMPLES if key.startswith(one) or one.startswith(key)][:1]
             near = near or difflib.get_close_matches(key, _EXAMPLES, 1, _NEAR_ENOUGH)
             tries = [f"try {one}{'>' if _is_number(one) else '='}{_EXAMPLES[one]}" for one in near]
-            raise word._replace(typed=key).wrong(f"is not a filter key: {', '.join(tries or _EXAMPLES)}")
+            hint = f": {', '.join(tries)}" if tries else f". Use one of {', '.join(_EXAMPLES)}"
+            raise word._replace(typed=key).wrong(f"is not a filter key{hint}")
         raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
     compares = _is_number(key)
     if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):

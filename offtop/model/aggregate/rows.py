@@ -63,7 +63,7 @@ class Row(NamedTuple):
     processes: int = 0
     """For a program: how many of its processes exist, or waited in the span."""
     title: str = ""
-    """For a process: what it says that it does, `postgres: bench [local] idle`, if it writes that. Raw."""
+    """For a process: its title, as set by setproctitle(), `postgres: bench [local] idle`; empty: none. Raw."""
     process: str = ""
     """Raw process name, for a thread."""
     idle: bool = False
@@ -82,7 +82,7 @@ class Row(NamedTuple):
     storm: Storm = NO_STORM
     """For a waker: its bursts of wakeups."""
     top: SiteKey = NOWHERE
-    """For a cgroup, program, process or thread: where it last waited longest (breakdown.tops)."""
+    """For a cgroup, program, process or thread: where it last waited longest (top_of_groups, top_of_threads)."""
     places: tuple[PlaceShare, ...] = ()
     """For a row of sleepers: what it waits for, most time first, in `places_ns`."""
     places_ns: int = 0
@@ -90,7 +90,7 @@ class Row(NamedTuple):
     holder: Holder = NO_HOLDER
     """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None
-    """The cause rule for that."""
+    """The cause rule of the wait at `top`."""
     before: BaselineRow | None = None
     """Baseline values; None: not compared."""
 
@@ -356,7 +356,7 @@ def process_rows(
 ) -> Ranking:
     """Return a row for each process with time in `scope`, or for each program that `folding` has.
 
-    `threads`: pid → how many it has; `titles`: pid → what it says that it does. `pinned` and `keep` are keys in a
+    `threads`: pid → how many it has; `titles`: pid → its title. `pinned` and `keep` are keys in a
     folded table.
     """
     counts, said = folding.merged(threads or {}, add), titles or {}

@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = {
     LOOP: "threads that wait for each other, not only for locks",
     CPU: "others wait for a CPU while it runs",
     QUOTA: "its cgroup has used up its CPU quota",
-    WAIT: "waits of which nobody is known to hold what they wait for",
+    WAIT: "nothing is known to hold what these threads wait for",
 }
 _LEAST = 0.01
 """Harm from which the chain to an end is computed, and number of threads from which a process is named."""
@@ -208,8 +208,8 @@ class SuspectFinder:
         of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         of_ends = {one.last: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         self._latest.append(of_waiters | of_ends | harms_now)
-        # One with less harm would only inherit the average of another suspect of its program: a main thread that waits
-        # for its workers, that of the workers.
+        # One with little harm now would take over the average of another suspect of its program: a main thread that
+        # waits for its workers, that of the workers.
         found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
         programs_now = {one.hops[0].program for one in found_now}
         kept = [
