@@ -177,9 +177,9 @@ def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: st
         *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
     assert error in ended.sentence
-    assert re.search(
-        r"See: |Give |Try|try |Take |Use |Add |Omit |omit |Make |Create |Leave |takes ", ended.sentence
-    ), "no remedy"
+    assert re.search(r"See: |Give |Try|try |Take |Use |Add |Omit |omit |Make |Create |Leave |takes ", ended.sentence), (
+        "no remedy"
+    )
     assert ended.status == 2
 
 

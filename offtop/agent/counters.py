@@ -14,7 +14,7 @@ from offtop.model.aggregate.program import program_name
 from offtop.model.aggregate.rows import process_name
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.suspects import Found
+from offtop.model.classify.suspect import Found
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.container import label

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify.suspects import NOTHING_FOUND
+from offtop.model.classify.suspect import NOTHING_FOUND
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import Snapshot

@@ -10,8 +10,9 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.standing import WaitsOfTick
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder
+from offtop.model.classify.suspects import SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot

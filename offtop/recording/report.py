@@ -21,8 +21,8 @@ from offtop.model.aggregate.waker_rows import by_wake
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.suspect import Found
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.suspects import Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.outliers.trigger import Trigger
 from offtop.model.values.outlier import AUTO, Outlier

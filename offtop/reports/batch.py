@@ -22,8 +22,8 @@ from offtop.model.aggregate.steps import Shape
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.peers import waited_on

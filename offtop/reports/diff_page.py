@@ -13,8 +13,8 @@ from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
+from offtop.model.classify.suspect import Found, Suspect, SuspectName, averages
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.suspects import Found, Suspect, SuspectName, averages
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import DISK, LIST_MODES
 from offtop.model.values.files import FILE

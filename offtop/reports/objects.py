@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from offtop.model.aggregate.stack_problems import REASONS
-from offtop.model.classify.suspects import KINDS as SUSPECT_KINDS
+from offtop.model.classify.suspect import KINDS as SUSPECT_KINDS
 from offtop.model.outliers.trigger import METRICS
 from offtop.model.values.blockers import VIA
 from offtop.model.values.disks import LIST_MODES

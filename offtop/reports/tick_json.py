@@ -20,7 +20,7 @@ from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.left_out import estimated_ns, left_out_in
-from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect, SuspectName, gone
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, Hop, Suspect, SuspectName, gone
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.disks import DISK

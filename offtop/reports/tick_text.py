@@ -13,7 +13,7 @@ from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, gone_
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.left_out import left_out_in
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog, ThreadKey

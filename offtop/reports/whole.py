@@ -11,7 +11,7 @@ from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.suspects import Found, averages
+from offtop.model.classify.suspect import Found, averages
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of, merge_part

@@ -13,7 +13,7 @@ from offtop.kernel.bpf import features, libbpf
 from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
-from offtop.model.classify.suspects import Suspect
+from offtop.model.classify.suspect import Suspect
 from offtop.model.values.blockers import CHILD, FILE_LOCK, KERNEL_LOCK, PIPE
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.windows.history import History

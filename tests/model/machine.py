@@ -8,7 +8,8 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.standing import WaitsOfTick
-from offtop.model.classify.suspects import Found, SuspectFinder
+from offtop.model.classify.suspect import Found
+from offtop.model.classify.suspects import SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers, WaitGraph
 from offtop.model.values.blockers import Blocker
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey

@@ -219,7 +219,7 @@ def test_budget_counts_only_idle_waits_as_idle(tmp_path: Path) -> None:
     shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
     assert budgets == [
         f"budget of shop(100): {shares}; 100 requests/s: 10ms CPU + 20ms blocked each",
-        "budget of (7): it has ended",
+        "budget of (7): the process has exited",
     ]
 
 

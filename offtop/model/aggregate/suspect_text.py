@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import NamedTuple
 
 from offtop.model.aggregate import location
+from offtop.model.classify.activity import RUNS
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
-from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
-from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS, RUNS
+from offtop.model.classify.suspect import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
+from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,

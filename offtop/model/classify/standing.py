@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from offtop.model.classify.activity import RUNS, Activity
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Paths
-from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, KnownPeers, wait_graph
+from offtop.model.classify.wait_graph import AWAY, IDLE, KnownPeers, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot

@@ -7,174 +7,42 @@ data, in `offtop/suspects.toml`, which explains them.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
+from offtop.model.classify.cpu_suspects import CpuSuspects
 from offtop.model.classify.standing import LOCK, WaitsOfTick
+from offtop.model.classify.suspect import (
+    DEADLOCK,
+    HOLDER,
+    LOOP,
+    NOTHING_USUAL,
+    WAIT,
+    Found,
+    Hop,
+    Suspect,
+    SuspectName,
+    Usual,
+    part_unusual,
+    weighed,
+)
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
-from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Node
-from offtop.model.values.blockers import ANSWER, UPSTREAM
-from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.classify.wait_graph import IDLE, LOCKS, Node
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
-from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
+from offtop.model.windows.breakdown import THROTTLE
 
-HOLDER, DEADLOCK, LOOP, CPU, QUOTA, WAIT = "holder", "deadlock", "loop", "cpu", "quota", "wait"
-KINDS: Mapping[str, str] = {
-    HOLDER: "others wait for what it holds, or for what it must do",
-    DEADLOCK: "threads that wait for each other's locks",
-    LOOP: "threads that wait for each other, not only for locks",
-    CPU: "others wait for a CPU while it runs",
-    QUOTA: "its cgroup has used up its CPU quota",
-    WAIT: "nothing is known to hold what these threads wait for",
-}
-_LEAST = 0.01
-"""Harm from which the chain to an end is computed, and number of threads from which a process is named."""
+_LEAST_HARM = 0.01
+"""Harm from which the chain to an end is computed."""
 _MOST_ENDS = 20
 """Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
-_AT_ADDRESS = (ANSWER, UPSTREAM)
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
-_HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
-"""A program with at least the first share of all running time is accused if another one waits for a CPU for at least
-the second share of the time in which it wants one."""
-_MENTIONED_SHARE = 0.05
-"""Of all that wait for a CPU: programs below are not counted in the sentence."""
-_LEAST_CPU = 1.0
-"""It is accused only if at least so many threads wait for a CPU, on average."""
 
 
-class Hop(NamedTuple):
-    """Threads in a chain that do the same."""
-
-    key: ThreadKey
-    """The one with the oldest wait; tid 0: some thread of the process."""
-    program: str
-    """Raw. An address if it is not on this machine, or the name of a disk; `key` is (0, 0) then."""
-    threads: int
-    pids: int
-    """Number of their processes."""
-    state: str
-    """Category of their wait, `runs` or `idle`."""
-    site: SiteKey | None
-    """Where that thread waits; None if it is not known to be in one long wait."""
-    age_ns: int
-    """Of the oldest wait; 0: unknown."""
-    title: str = ""
-    """Title of its process. Raw."""
-    via: str = ""
-    """How it is known that the next hop must act: one of blockers.VIA; empty for the last hop."""
-    is_exact: bool = True
-    what: str = ""
-    """Name of the object that the next hop holds. Raw."""
-    unread: int = 0
-    """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
-    same."""
-    others: int = 0
-    """How many other programs have threads that wait for the same."""
-
-
-class SuspectName(NamedTuple):
-    """Identifies a suspect at another time, when its processes may have other PIDs. All texts are raw."""
-
-    kind: str
-    """One of KINDS."""
-    waiters: str
-    """Program of the threads at the start of the chain."""
-    category: str
-    """Category of their wait."""
-    end: str
-    """Program that must act."""
-    what: str
-    """Name of the object that it holds; empty if there is none."""
-
-    @property
-    def text(self) -> str:
-        """Return `flock (lock) behind sleep for job.lock`."""
-        if self.kind in (DEADLOCK, LOOP):
-            return f"{self.waiters} and {self.end} ({self.kind})"
-        behind = f" behind {self.end}" if self.kind in (HOLDER, CPU) else ""
-        return f"{self.waiters} ({self.category}){behind}{f' for {self.what}' if self.what else ''}"
-
-
-class Suspect(NamedTuple):
-    kind: str
-    """One of KINDS."""
-    hops: tuple[Hop, ...]
-    """From the threads that nobody waits for to the one that must act. For a deadlock, its threads: each waits for the
-    next."""
-    waiting: float
-    """Average number of threads that wait for it, directly or not."""
-    harm: float
-    """Less than `plain_harm` if such waits are usual on this machine."""
-    plain_harm: float = 0.0
-    since_ns: int = 0
-    """CLOCK_REALTIME of the first tick in which it was a suspect."""
-    lasted_ns: int = 0
-    """How long ago that was. The waits may be shorter, if threads wait again and again."""
-
-    @property
-    def end(self) -> Hop:
-        return self.hops[-1]
-
-    @property
-    def is_likely(self) -> bool:
-        """Whether a hop is not exact."""
-        return not all(one.is_exact for one in self.hops)
-
-    @property
-    def age_ns(self) -> int:
-        """Age of the oldest wait for it, or of its own if there is none."""
-        return max(one.age_ns for one in self.hops[:-1] or self.hops)
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Equal at all ticks of one incident."""
-        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
-
-    @property
-    def last(self) -> tuple[str, ...]:
-        """The program that must act, and what it does."""
-        return "last", self.end.program, self.end.state, self._what
-
-    @property
-    def waiters(self) -> tuple[str, ...]:
-        """Program and wait at the start of the chain."""
-        return self.hops[0].program, self.hops[0].state
-
-    @property
-    def name(self) -> SuspectName:
-        first, last = self.hops[0].program, self.end.program
-        if self.kind in (DEADLOCK, LOOP):  # any of them may be the first
-            first, last = min(one.program for one in self.hops), max(one.program for one in self.hops)
-        return SuspectName(self.kind, first, self.hops[0].state, last, self._what)
-
-    @property
-    def _what(self) -> str:
-        """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
-        names = (one.what for one in reversed(self.hops) if one.via not in _AT_ADDRESS)
-        return next((name for name in names if name not in ("", self.end.program)), "")
-
-
-class Found(NamedTuple):
-    """The suspects at one moment."""
-
-    suspects: Sequence[Suspect] = ()
-    """Most harm first."""
-    standing: int = 0
-    """Standing waits."""
-    as_usual: Sequence[Suspect] = ()
-    """Suspects that are left out because such waits are usual."""
-
-
-NOTHING_FOUND = Found()
-Usual = Mapping[tuple[str, str], float]
-"""(raw program, category) → average number of threads that wait that way when all is well."""
-_NOTHING: Usual = {}
 _FORGOTTEN_TICKS = 10
 """A suspect that returns after this many ticks is a new one."""
 
@@ -182,7 +50,7 @@ _FORGOTTEN_TICKS = 10
 class SuspectFinder:
     """Finds the suspects of each tick, of one source. Not thread-safe."""
 
-    def __init__(self, weights: Weights, usual: Usual = _NOTHING) -> None:
+    def __init__(self, weights: Weights, usual: Usual = NOTHING_USUAL) -> None:
         self._weights, self.usual = weights, usual
         self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
         """Key → harm and plain harm."""
@@ -267,15 +135,18 @@ class _Ends:
         harm = self._paths.passed(plain)
         unusual = self._paths.passed(plain * self._unusual(plain, waiting)) if self._usual else harm
         in_loop = {loop[0]: loop for loop in self._paths.loops}
-        groups = [(float(harm.ends[group].sum()), group) for group in self._folded(np.flatnonzero(harm.ends > _LEAST))]
+        groups = [
+            (float(harm.ends[group].sum()), group) for group in self._folded(np.flatnonzero(harm.ends > _LEAST_HARM))
+        ]
         most = heapq.nlargest(_MOST_ENDS, groups)
         made = [
-            _weighed(one, 1.0 if one.kind == DEADLOCK else float(unusual.ends[group].sum()) / amount)
+            weighed(one, 1.0 if one.kind == DEADLOCK else float(unusual.ends[group].sum()) / amount)
             for amount, group in most
             if (one := self._suspect(flow, waiting, group, in_loop, amount))
         ]
-        throttled = {one.end.program: one for one in self._throttled()}
-        every = made + self._starved()
+        cpu = CpuSuspects(self._snapshot, self._activity, self._weights, self._usual)
+        throttled = {one.end.program: one for one in cpu.throttled()}
+        every = made + cpu.starved()
         for number, one in enumerate(every):
             own = throttled.pop(one.end.program, None) if one.end.state == THROTTLE else None
             if own:
@@ -318,11 +189,8 @@ class _Ends:
             node = self._graph.nodes[row]
             sums[self._program(node), node.state].append(row)
         for (program, category), rows in sums.items():
-            parts[rows] = self._part_unusual(program, category, float(own[rows].sum()))
+            parts[rows] = part_unusual(self._usual, program, category, float(own[rows].sum()))
         return parts
-
-    def _part_unusual(self, program: str, category: str, now: float) -> float:
-        return max(0.0, now - self._usual.get((program, category), 0.0)) / now
 
     def _is_kernel_thread(self, row: int) -> bool:
         frames = self._catalog.stack(self._waits.place(row).kernel).frames
@@ -459,89 +327,3 @@ class _Ends:
             self._snapshot.titles.get(oldest.key.pid, ""),
             unread=unread,
         )
-
-    def _starved(self) -> list[Suspect]:
-        """Return the program that uses the CPUs, if others spend most of their time waiting for one."""
-        activity = self._activity
-        running, ready = self._by_program(activity.running), self._by_program(activity.ready)
-        if not running:
-            return []
-        hog = max(running, key=running.__getitem__)
-        if running[hog] < _HOG_SHARE * sum(running.values()):
-            return []
-        victims = {
-            program: amount
-            for program, amount in ready.items()
-            if program != hog and amount >= _VICTIM_SHARE * (amount + running.get(program, 0.0))
-        }
-        waiting = sum(victims.values())
-        if waiting < _LEAST_CPU:
-            return []
-        most = max(victims, key=victims.__getitem__)
-        hops = self._program_hop(most, activity.ready, RUN_QUEUE), self._program_hop(hog, activity.running, RUNS)
-        weight = self._weights.alone.get(RUN_QUEUE, 0.0)
-        harm = weight * sum(
-            amount * self._part_unusual(program, RUN_QUEUE, amount) for program, amount in victims.items()
-        )
-        others = sum(amount >= _MENTIONED_SHARE * waiting for amount in victims.values()) - 1
-        waiters = hops[0]._replace(is_exact=False, others=others)
-        return [Suspect(CPU, (waiters, hops[1]), waiting, harm, weight * waiting)]
-
-    def _throttled(self) -> list[Suspect]:
-        """Return the programs that wait for their CPU quota."""
-        throttled = self._by_program(self._activity.throttled)
-        weight = self._weights.alone.get(THROTTLE, 0.0)
-        return [
-            _weighed(
-                Suspect(
-                    QUOTA,
-                    (self._throttled_hop(program),),
-                    amount,
-                    amount * weight,
-                ),
-                self._part_unusual(program, THROTTLE, amount),
-            )
-            for program, amount in throttled.items()
-            if amount > _LEAST
-        ]
-
-    def _throttled_hop(self, program: str) -> Hop:
-        hop = self._program_hop(program, self._activity.throttled, THROTTLE)
-        return hop._replace(is_exact=hop.key.pid not in self._activity.likely_throttled)
-
-    def _by_program(self, by_pid: Mapping[int, float]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for pid, amount in by_pid.items():
-            if name := self._catalog.process(pid):
-                found[name] = found.get(name, 0.0) + amount
-        return found
-
-    def _program_hop(self, program: str, by_pid: Mapping[int, float], state: str) -> Hop:
-        amounts = {pid: amount for pid, amount in by_pid.items() if self._catalog.process(pid) == program}
-        most = max(amounts, key=amounts.__getitem__)
-        pids = [pid for pid, amount in amounts.items() if amount > _LEAST or pid == most]
-        title = self._snapshot.titles.get(most, "")
-        return Hop(ThreadKey(most, 0), program, len(pids), len(pids), state, None, 0, title)
-
-
-def _weighed(one: Suspect, part: float) -> Suspect:
-    """Return the suspect with this share of its harm, which is what exceeds the usual."""
-    return one._replace(harm=one.harm * part, plain_harm=one.harm)
-
-
-def averages(ticks: Iterable[tuple[Found, int]]) -> dict[tuple[str, ...], float]:
-    """Return by name the average number of threads that waited for each suspect. Each tick has its length in ns."""
-    sums: dict[tuple[str, ...], float] = {}
-    whole_ns = 0
-    for found, span_ns in ticks:
-        whole_ns += span_ns
-        for one in (*found.suspects, *found.as_usual):
-            sums[one.name] = sums.get(one.name, 0.0) + one.waiting * span_ns
-    return {name: waited / max(1, whole_ns) for name, waited in sums.items()}
-
-
-def gone(found: Found, before: Mapping[tuple[str, ...], float]) -> list[tuple[SuspectName, float]]:
-    """Return the suspects of the baseline for which no thread waits now, most waiting first."""
-    there = {one.name for one in (*found.suspects, *found.as_usual)}
-    names = ((SuspectName(*name), waiting) for name, waiting in before.items() if name not in there)
-    return sorted(names, key=lambda one: -one[1])

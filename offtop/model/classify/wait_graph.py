@@ -14,11 +14,12 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from offtop.model.classify.activity import Activity
+from offtop.model.classify.postgres_sessions import sessions_of
 from offtop.model.classify.wait_edges import Edge, Edges, Floats
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
-    CPU_QUOTA,
     DISK,
     DISK_USER,
     DISK_WAITS,
@@ -35,50 +36,31 @@ from offtop.model.values.blockers import (
     UPSTREAM,
     WAKER,
     Blocker,
-    Blockers,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.disks import DeviceTotals, DiskActivity
 from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
-from offtop.model.values.table import (
-    RUNNING_NS,
-    THREADS,
-    Ints,
-    Mask,
-    are_among,
-    distinct,
-    integers,
-    rows_at,
-    table_of,
-    thread_codes,
-)
+from offtop.model.values.table import THREADS, Ints, Mask, are_among, distinct, integers, rows_at, thread_codes
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import NO_OBJECT, THREAD, WAKEUP, Object, gathers
-from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE, Shares
+from offtop.model.windows.breakdown import SLEEP, STOPPED, Shares
 from offtop.model.windows.stuck import Stuck
-from offtop.model.windows.window import Window
 from offtop.units import NS_PER_S
 
-RUNS, IDLE, AWAY, IS_DISK = "runs", "idle", "away", "disk"
-"""States of nodes that are not a wait: a thread or process that runs, or waits for work; another machine; a disk."""
+IDLE, AWAY, IS_DISK = "idle", "away", "disk"
+"""States of nodes that are not a wait, beside RUNS: it waits for work; it is another machine; it is a disk."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 _SLACK_NS = NS_PER_S
 """A request that a thread sent at most this long before others began to wait may be on their behalf."""
-_MOST_REQUESTS = 0.5
-"""A process with at least this share of the time of all requests to a disk keeps the others waiting."""
 _LEAST_BUSY = 0.05
 """Average number of running threads below which a process counts as doing nothing."""
-_TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
-"""Title of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
 _AWAITS_LOOKUP = "d_alloc_parallel"
 """Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
 """Names of the lookup functions of file systems: fuse_lookup, nfs_atomic_open."""
-_IDLE, _IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle", "idle in transaction", " waiting"
 _BUSY = 0.5
 """Share of time on a CPU, waiting for one or at a disk, from which a session may be in one long statement."""
 
@@ -156,7 +138,7 @@ def wait_graph(
     blocked: Stuck,
     every: Shares,
     span_ns: int,
-    activity: "Activity",
+    activity: Activity,
     peers: "KnownPeers",
     unclear: Mask | None = None,
 ) -> WaitGraph:
@@ -166,105 +148,6 @@ def wait_graph(
     rows may be idle; no thread is taken to wait for them.
     """
     return _Builder(snapshot, blocked, every, span_ns, activity, peers, unclear).graph()
-
-
-class Activity:
-    """What threads and processes did in the window, as average numbers of threads."""
-
-    def __init__(self, every: Shares, window: Window, blockers: Blockers) -> None:
-        self._every, self._span_ns = every, max(1, window.span_ns)
-        table = table_of(THREADS, window.threads)
-        ids, running = table.ids, table.numbers[:, RUNNING_NS] / self._span_ns
-        self.running = _sums(ids[:, 0], running)
-        """By PID."""
-        self.likely_throttled = {key.pid for key, some in blockers.items() if some[0].via == CPU_QUOTA}
-        """Processes that wait for their CPU quota although they seem to wait for a CPU."""
-        self.throttled, self.ready = self._throttled_and_ready()
-        """By PID: waiting for the CPU quota, and for a CPU."""
-        self._of_processes: Sequence[Mapping[int, float]] = self.throttled, self.ready, self.running
-        self._of_threads: Sequence[Mapping[int, float]] = ()
-        """The same three by thread code, for threads that have been looked up."""
-        self._codes, self._running_ns = thread_codes(ids), running
-        self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
-        """By name of the disk: the process with most of the requests in it, while requests are counted."""
-
-    @cached_property
-    def at_disks(self) -> Mapping[int, float]:
-        """PID → average number of threads that wait for a disk."""
-        found = defaultdict[int, float](float)
-        for category in DISK_WAITS:
-            for pid, amount in self._threads_in(category).items():
-                found[pid] += amount
-        return found
-
-    def _threads_in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
-        every = self._every
-        leaves = [number for number, leaf in enumerate(every.leaves) if leaf.category == category]
-        rows = np.isin(every.leaf, leaves)
-        codes = thread_codes(every.ids[rows]) if of_threads else every.ids[rows, 0]
-        return _sums(codes, every.total_ns[rows] / self._span_ns)
-
-    def _throttled_and_ready(self, of_threads: bool = False) -> tuple[Mapping[int, float], Mapping[int, float]]:
-        throttled, ready = self._threads_in(THROTTLE, of_threads), self._threads_in(RUN_QUEUE, of_threads)
-        pids = {code: code >> 32 if of_threads else code for code in ready}
-        likely = {code: ns for code, ns in ready.items() if pids[code] in self.likely_throttled}
-        every = {code: throttled.get(code, 0.0) + likely.get(code, 0.0) for code in {*throttled, *likely}}
-        return every, {code: ns for code, ns in ready.items() if code not in likely}
-
-    def busy(self, key: ThreadKey) -> tuple[str, float]:
-        """Return what a thread or process mostly does (RUNS, `run-queue` or `throttle`), and the sum of these three."""
-        parts, code = self._of_processes, key.pid
-        if key.tid:
-            if not self._of_threads:
-                running = _sums(self._codes, self._running_ns)
-                self._of_threads = *self._throttled_and_ready(True), running
-            parts, code = self._of_threads, key.pid << 32 | key.tid
-        if not any(code in one for one in parts):
-            return RUNS, 0.0
-        amounts = dict(zip((THROTTLE, RUN_QUEUE, RUNS), (one.get(code, 0.0) for one in parts), strict=True))
-        return max(amounts, key=amounts.__getitem__), sum(amounts.values())
-
-    def most_blocked(self, key: ThreadKey) -> tuple[str, float]:
-        """Return the category with most time among waits that are not idle, and that time; empty if there are none."""
-        every = self._every
-        rows = every.ids[:, 0] == key.pid
-        if key.tid:
-            rows &= every.ids[:, 1] == key.tid
-        leaves: list[int] = every.leaf[rows].tolist()
-        ns: list[int] = every.total_ns[rows].tolist()
-        sums: dict[str, int] = {}
-        for number, one_ns in zip(leaves, ns, strict=True):
-            leaf = every.leaves[number]
-            if not leaf.idle and leaf.category not in (RUN_QUEUE, THROTTLE, SHORT):
-                sums[leaf.category] = sums.get(leaf.category, 0) + one_ns
-        if not sums:
-            return "", 0.0
-        most = max(sums, key=sums.__getitem__)
-        return most, sums[most] / self._span_ns
-
-
-def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
-    once, which = np.unique(codes, return_inverse=True)
-    return dict(zip(once.tolist(), np.bincount(which, values, len(once)).tolist(), strict=True))
-
-
-def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
-    """Return by name of the disk the process that keeps the others waiting, if there is one.
-
-    It is compared with the totals of the device, because filters leave requests out of those of processes. A recording
-    may lack these.
-    """
-    times: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for key, totals in activity.totals.items():
-        of_disk = times[key.device]
-        of_disk[key.pid] = of_disk.get(key.pid, 0) + totals.outstanding_ns
-    found: dict[str, int] = {}
-    for device, by_pid in times.items():
-        most = max(by_pid, key=by_pid.__getitem__)
-        of_all = activity.devices.get(device, DeviceTotals()).every
-        if by_pid[most] >= _MOST_REQUESTS * of_all.outstanding_ns > 0:
-            found[activity.name(device)] = most
-    return found
 
 
 class KnownPeers:
@@ -322,7 +205,7 @@ class _Builder:
         """Servers that wait for an answer."""
         self._waiting_clients = {key for key, some in blockers.items() if any(one.via == ANSWER for one in some)}
         """Clients that wait for an answer."""
-        self._sessions = _sessions(snapshot.titles, snapshot.catalog)
+        self._sessions = sessions_of(snapshot.titles, snapshot.catalog)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     @cached_property
@@ -573,42 +456,6 @@ def _is_awaiting_lookup(stack: Stack) -> bool:
 
 def _is_lookup(stack: Stack) -> bool:
     return any(_LOOKS_UP.fullmatch(frame.name) for frame in stack.trimmed)
-
-
-class _Database(NamedTuple):
-    """A database of one PostgreSQL server. Two servers may have the same names, in two containers for example."""
-
-    cluster: str
-    """Empty if titles do not have it (cluster_name)."""
-    cgroup: str
-    """Empty if unknown."""
-    name: str
-
-
-class _Sessions(NamedTuple):
-    waiting: Mapping[int, _Database]
-    """PID of a session that waits for a lock → its database."""
-    holders: Mapping[_Database, tuple[Blocker, ...]]
-    """Database → its sessions that are idle in a transaction."""
-    active: Mapping[_Database, list[int]]
-    """Database → PIDs of its sessions that are in a statement, and wait for no lock."""
-
-
-def _sessions(titles: Mapping[int, str], catalog: Catalog) -> _Sessions:
-    waiting: dict[int, _Database] = {}
-    holders: defaultdict[_Database, tuple[Blocker, ...]] = defaultdict(tuple)
-    active: defaultdict[_Database, list[int]] = defaultdict(list)
-    for pid, title in titles.items():
-        if session := _TITLE.fullmatch(title.strip()):
-            details, activity = catalog.details.get(pid), session["activity"]
-            database = _Database(session["cluster"] or "", details.cgroup if details else "", session["database"])
-            if activity.endswith(_WAITS_FOR_LOCK):
-                waiting[pid] = database
-            elif activity.startswith(_IDLE_IN_TRANSACTION):
-                holders[database] += (Blocker(pid, 0, TITLE, False),)
-            elif activity != _IDLE:
-                active[database].append(pid)
-    return _Sessions(waiting, holders, active)
 
 
 def _wakers(every: Shares, catalog: Catalog) -> _Wakers:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.outliers.io_triggers import Measured, measured_io
 from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, SUSPECT, WAITING, Trigger
 from offtop.model.outliers.usual import ENOUGH_SHORT, Usual

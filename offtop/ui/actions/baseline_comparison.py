@@ -6,7 +6,7 @@ from functools import partial
 from threading import Thread
 
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify.suspects import averages
+from offtop.model.classify.suspect import averages
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.scene import last_alike

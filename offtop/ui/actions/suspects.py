@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from offtop.model.aggregate.suspect_text import gone_texts
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.viewmodel import panes
 from offtop.model.windows.breakdown import Scope, Shares

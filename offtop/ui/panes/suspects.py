@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from offtop.model.aggregate import location
 from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, of_several
 from offtop.model.classify.cause_finder import CauseFinder, most
-from offtop.model.classify.suspects import Found, Hop
+from offtop.model.classify.suspect import Found, Hop
 from offtop.model.values.blockers import ELSEWHERE, VIA
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names

@@ -3,7 +3,7 @@
 import pytest
 
 from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
-from offtop.model.classify.suspects import HOLDER, Hop, Suspect
+from offtop.model.classify.suspect import HOLDER, Hop, Suspect
 from offtop.model.values.blockers import (
     ANSWER,
     CHILD,

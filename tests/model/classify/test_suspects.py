@@ -7,18 +7,8 @@ import pytest
 from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import suspect_weights
-from offtop.model.classify.suspects import (
-    CPU,
-    DEADLOCK,
-    HOLDER,
-    QUOTA,
-    WAIT,
-    Found,
-    SuspectFinder,
-    SuspectName,
-    averages,
-    gone,
-)
+from offtop.model.classify.suspect import CPU, DEADLOCK, HOLDER, QUOTA, WAIT, Found, SuspectName, averages, gone
+from offtop.model.classify.suspects import SuspectFinder
 from offtop.model.values.blockers import (
     ANSWER,
     CHILD,

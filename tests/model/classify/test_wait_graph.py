@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offtop.model.classify.activity import RUNS
 from offtop.model.classify.wait_edges import Edge, Edges, Paths
-from offtop.model.classify.wait_graph import IDLE, RUNS, WaitGraph
+from offtop.model.classify.wait_graph import IDLE, WaitGraph
 from offtop.model.values.blockers import (
     BACKLOG,
     CHILD,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offtop.model.classify.suspects import HOLDER, NOTHING_FOUND, Found, Hop, Suspect
+from offtop.model.classify.suspect import HOLDER, NOTHING_FOUND, Found, Hop, Suspect
 from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDetector
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2

@@ -1,0 +1,91 @@
+"""Suspects of short waits for a CPU or a CPU quota. Such waits have no edges, so sums of the window are compared."""
+
+from collections.abc import Mapping
+
+from offtop.model.classify.activity import RUNS, Activity
+from offtop.model.classify.suspect import CPU, QUOTA, Hop, Suspect, Usual, part_unusual, weighed
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
+
+_HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
+"""A program with at least the first share of all running time is accused if another one waits for a CPU for at least
+the second share of the time in which it wants one."""
+_MENTIONED_SHARE = 0.05
+"""Of all that wait for a CPU: programs below are not counted in the sentence."""
+_LEAST_CPU = 1.0
+"""It is accused only if at least so many threads wait for a CPU, on average."""
+_LEAST_THREADS = 0.01
+"""Average number of threads from which a process is named."""
+
+
+class CpuSuspects:
+    """Those of one tick."""
+
+    def __init__(self, snapshot: Snapshot, activity: Activity, weights: Weights, usual: Usual) -> None:
+        self._catalog, self._titles = snapshot.catalog, snapshot.titles
+        self._activity, self._weights, self._usual = activity, weights, usual
+
+    def starved(self) -> list[Suspect]:
+        """Return the program that uses the CPUs, if others spend most of their time waiting for one."""
+        activity = self._activity
+        running, ready = self._by_program(activity.running), self._by_program(activity.ready)
+        if not running:
+            return []
+        hog = max(running, key=running.__getitem__)
+        if running[hog] < _HOG_SHARE * sum(running.values()):
+            return []
+        victims = {
+            program: amount
+            for program, amount in ready.items()
+            if program != hog and amount >= _VICTIM_SHARE * (amount + running.get(program, 0.0))
+        }
+        waiting = sum(victims.values())
+        if waiting < _LEAST_CPU:
+            return []
+        most = max(victims, key=victims.__getitem__)
+        hops = self._program_hop(most, activity.ready, RUN_QUEUE), self._program_hop(hog, activity.running, RUNS)
+        weight = self._weights.alone.get(RUN_QUEUE, 0.0)
+        harm = weight * sum(
+            amount * part_unusual(self._usual, program, RUN_QUEUE, amount) for program, amount in victims.items()
+        )
+        others = sum(amount >= _MENTIONED_SHARE * waiting for amount in victims.values()) - 1
+        waiters = hops[0]._replace(is_exact=False, others=others)
+        return [Suspect(CPU, (waiters, hops[1]), waiting, harm, weight * waiting)]
+
+    def throttled(self) -> list[Suspect]:
+        """Return the programs that wait for their CPU quota."""
+        throttled = self._by_program(self._activity.throttled)
+        weight = self._weights.alone.get(THROTTLE, 0.0)
+        return [
+            weighed(
+                Suspect(
+                    QUOTA,
+                    (self._throttled_hop(program),),
+                    amount,
+                    amount * weight,
+                ),
+                part_unusual(self._usual, program, THROTTLE, amount),
+            )
+            for program, amount in throttled.items()
+            if amount > _LEAST_THREADS
+        ]
+
+    def _throttled_hop(self, program: str) -> Hop:
+        hop = self._program_hop(program, self._activity.throttled, THROTTLE)
+        return hop._replace(is_exact=hop.key.pid not in self._activity.likely_throttled)
+
+    def _by_program(self, by_pid: Mapping[int, float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for pid, amount in by_pid.items():
+            if name := self._catalog.process(pid):
+                found[name] = found.get(name, 0.0) + amount
+        return found
+
+    def _program_hop(self, program: str, by_pid: Mapping[int, float], state: str) -> Hop:
+        amounts = {pid: amount for pid, amount in by_pid.items() if self._catalog.process(pid) == program}
+        most = max(amounts, key=amounts.__getitem__)
+        pids = [pid for pid, amount in amounts.items() if amount > _LEAST_THREADS or pid == most]
+        title = self._titles.get(most, "")
+        return Hop(ThreadKey(most, 0), program, len(pids), len(pids), state, None, 0, title)
