@@ -12,9 +12,10 @@
  *
  * cost: one more clock reading per wait that gets a stack
  *
- * Each CPU may spend config.stacks_ns of a second on the stacks of waits, wakers, calls and requests. Whenever that is used up, the
- * minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the stacks, together with those
- * that half the minimum would have added, would have taken at most three quarters of it: so it does not oscillate.
+ * Each CPU may spend config.stacks_ns of a second on the stacks of waits, wakers, calls and requests. Whenever that is
+ * used up, the minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the stacks, together
+ * with those that half the minimum would have added, would have taken at most three quarters of it: so it does not
+ * oscillate.
  * Waits below the raised minimum count as short waits, so no sum and no run-queue time changes.
  *
  * PROBE_SWITCH unwinds stacks before it knows how long the wait will be, so there only user space raises the minimum.

@@ -525,8 +525,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 
         type=_percent,
         default=budget_pct,
         metavar="PCT",
-        help=f"CPU time that offtop may use, in percent of one CPU (default {budget_pct:g}); beyond it, short waits "
-        "get no stacks",
+        help="CPU time for offtop's processes, without drawing and BPF, in percent of one CPU (default "
+        f"{budget_pct:g}); beyond it, short waits get no stacks, and waits in progress are scanned less often",
     )
     exact = parser.add_mutually_exclusive_group()
     exact.add_argument(

@@ -17,6 +17,8 @@ from offtop.model.values.stack import INLINED, WHOLE, Frame, Names, Stack, funct
 from offtop.model.values.wake import Object, object_names
 from offtop.printable import printable
 
+_STOPPED = "stopped"
+"""The category of stopped threads."""
 NEAR = 4
 """How many functions the condition `near` covers."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
@@ -173,12 +175,16 @@ class Rules:
         return next((rule for rule in self.rules if rule.matches(subject)), None)
 
     def among(self, category: str, program: str) -> tuple[Rule, ...]:
-        """Return the rules that may match a wait of that category and program."""
-        subject = Subject(category, program=program)
+        """Return the rules that may match a wait of that category and program.
+
+        Of a stopped thread, its stack only says where it was stopped, so rules must name that category.
+        """
+        subject, must_name = Subject(category, program=program), category == _STOPPED
         return tuple(
             rule
             for rule in self.rules
             if all(one.holds(subject) for one in rule.conditions if one.where in ("category", "program"))
+            and (not must_name or any(one.where == "category" for one in rule.conditions))
         )
 
     def service(self, what: Object) -> tuple[str, str] | None:

@@ -45,7 +45,7 @@ _KEEPS_WAITING = frozenset({SLEEP, STOPPED})
 _STOPPED = frozenset({STOPPED})
 _SITE = [KERNEL, USER, WAKE, 0]
 """Columns of breakdown.sites_of."""
-_SATURATED = 0.9
+SATURATED = 0.9
 """Running and runnable threads on average, from which a server is late for all of its clients."""
 
 
@@ -220,7 +220,7 @@ class WaitsOfTick:
             return any(self._is_at_work(thread, normal_but) for thread in threads)
         key, row, state, _ = self.graph.nodes[node]
         if state in (RUNS, RUN_QUEUE):
-            return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED
+            return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= SATURATED
         if state in (IDLE, AWAY):
             return False
         if row >= 0 and self.is_unclear[row]:

@@ -28,7 +28,7 @@ class Weights:
     cause: Mapping[str, float]
     via: Mapping[str, float]
     end: Mapping[str, float]
-    idle: Mapping[str, float]
+    prompt: Mapping[str, float]
     normal: frozenset[str]
 
     def of(self, category: str, rule: Rule | None, is_known: bool) -> float:
@@ -44,7 +44,7 @@ def parse(text: str) -> Weights:
 
 class _Reader(RuleFile):
     def weights(self) -> Weights:
-        self.known_keys(self.file, {"show", "behind", "alone", "cause", "via", "end", "idle", "normal"}, "the file")
+        self.known_keys(self.file, {"show", "behind", "alone", "cause", "via", "end", "prompt", "normal"}, "the file")
         show, where = self.table(self.file, "show", "the file"), "[show]"
         self.known_keys(show, {"harm", "most", "least_age", "ticks", "standing", "settle"}, where)
         return Weights(
@@ -59,7 +59,7 @@ class _Reader(RuleFile):
             self._numbers("cause"),
             self._numbers("via"),
             self._numbers("end"),
-            self._numbers("idle"),
+            self._numbers("prompt"),
             frozenset(self.patterns(self.table(self.file, "normal", "the file"), "categories", "[normal]")),
         )
 

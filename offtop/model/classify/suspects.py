@@ -12,8 +12,9 @@ from operator import itemgetter
 
 import numpy as np
 
+from offtop.model.classify.activity import RUNS
 from offtop.model.classify.cpu_suspects import CpuSuspects
-from offtop.model.classify.standing import LOCK, WaitsOfTick
+from offtop.model.classify.standing import LOCK, SATURATED, WaitsOfTick
 from offtop.model.classify.suspect import (
     DEADLOCK,
     HOLDER,
@@ -31,15 +32,19 @@ from offtop.model.classify.suspect import (
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, Node
+from offtop.model.values.blockers import KERNEL_LOCK
+from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
-from offtop.model.windows.breakdown import THROTTLE
+from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
 _LEAST_HARM = 0.01
 """Harm from which the chain to an end is computed."""
 _MOST_ENDS = 20
 """Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
+_NOT_AT_WORK = frozenset({IDLE, RUNS, RUN_QUEUE, LOCK})
+"""What a server does that answers promptly while its clients wait for what is to come; LOCK: its background threads."""
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 
 
@@ -227,7 +232,7 @@ class _Ends:
         levels, edges, others = self._levels(flow, ends)
         holds = bool(edges) and edges[0].via in LOCKS
         last = self._hop(levels[0])
-        factor = 1.0 if holds or len(levels) == 1 else self._end_factor(ends[0])
+        factor = 1.0 if holds or len(levels) == 1 else self._end_factor(ends[0], edges[0])
         if not harm * factor:
             return None
         hops = [last]
@@ -237,13 +242,15 @@ class _Ends:
         behind = waiting - float(own[ends].sum()) if edges else waiting
         return Suspect(HOLDER if edges else WAIT, tuple(reversed(hops)), behind, harm * factor)
 
-    def _end_factor(self, end: int) -> float:
+    def _end_factor(self, end: int, edge: Edge) -> float:
+        """`edge`: the one that leads to `end`."""
         node = self._graph.nodes[end]
         is_idle = node.row >= 0 and self._waits.idle[node.row] and node.state not in self._weights.end
         state = IDLE if is_idle else node.state
-        rule = self._waits.rule(node.row) if state == IDLE and node.row >= 0 else None
         factor = self._weights.end.get(state, 1.0)
-        return self._weights.idle.get(rule.general.id, factor) if rule else factor
+        is_busy = self._activity.busy(ThreadKey(node.key.pid, 0))[1] >= SATURATED
+        is_waited_for = edge.is_exact or is_busy or state not in _NOT_AT_WORK
+        return factor if is_waited_for else self._weights.prompt.get(self._program(node), factor)
 
     def _of_loop(self, loop: Sequence[int], waiting: float, harm: float) -> Suspect:
         edges = [self._graph.edges.between(node, after) for node, after in zip(loop, [*loop[1:], loop[0]], strict=True)]
@@ -278,14 +285,24 @@ class _Ends:
             seen.update(most)
             levels.append([*most])
             edges.append(max(most.values(), key=lambda one: flow.through[one.source] * one.share))
-            same = state, edges[-1].via, edges[-1].what
+            same = self._reason(edges[-1])
             others.append(
                 sum(
-                    other != program and any((kind, one.via, one.what) == same for one in some.values())
-                    for (other, kind), some in groups.items()
+                    other != program and any(self._reason(one) == same for one in some.values())
+                    for (other, _), some in groups.items()
                 )
+                if same
+                else 0
             )
         return levels, edges, others
+
+    def _reason(self, edge: Edge) -> tuple[str, ...]:
+        """Return what the waits at the source of an edge are for; empty if that does not tell it from others."""
+        node = self._graph.nodes[edge.source]
+        rule = self._waits.rule(node.row) if node.row >= 0 else None
+        if edge.via == KERNEL_LOCK and not edge.what:
+            return ()
+        return node.state, rule.general.id if rule else "", edge.via, edge.what
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
         """Return the edges to each of `nodes`, directly or through its process, as they were added."""

@@ -14,6 +14,7 @@ from offtop.model.values.blockers import (
     GIL,
     KERNEL_LOCK,
     MUTEX,
+    PIPE,
     SOCKET,
     UPSTREAM,
     WAKER,
@@ -53,7 +54,7 @@ def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted(state
         machine.titles[session.pid] = "postgres: main: bench shop [local] UPDATE waiting"
         client = machine.waits("psql", 200 + number, "poll", 34, "lib:poll", "/usr/lib/libpq.so.5!PQgetResult")
         machine.held(client, Blocker(session.pid, 0, SOCKET, True))
-    machine.waits("postgres", 30499, state, 90)
+    machine.waits("postgres", 30499, state, 90, "lib:epoll_wait", "WaitEventSetWait", "secure_read")
     machine.titles[30499] = "postgres: main: bench shop [local] idle in transaction"
     ((says, look_at),) = sentences(machine)
     assert says == (
@@ -71,6 +72,19 @@ def test_other_programs_that_wait_for_the_same_are_counted() -> None:
     machine.waits("sleep", 20, "sleep", 30)
     ((says, _),) = sentences(machine)
     assert says == "3 flock and 1 other program wait for job.lock (9.00s), held by sleep(20), which sleeps"
+
+
+def test_programs_that_wait_for_something_else_are_not_counted() -> None:
+    machine = Machine()
+    for pid in (10, 11, 12):
+        machine.waits("ls", pid, "kernel-lock", 9, holder=Holder(20, 20, "cp"), kernel="down_read")
+    machine.waits("ps", 13, "kernel-lock", 9, holder=Holder(20, 20, "cp"), kernel="mmap_read_lock_killable")
+    for program, pid, kernel in (*(("yes", pid, "pipe_write") for pid in (30, 31, 32, 33)), ("cat", 34, "pipe_read")):
+        machine.held(machine.waits(program, pid, "pipe", 9, kernel=kernel), Blocker(40, 0, PIPE, True))
+    machine.waits("cp", 20, "disk-read", 9)
+    machine.waits("sleep", 40, "sleep", 9)
+    found = [says.partition(" wait")[0] for says, _ in sentences(machine)]
+    assert sorted(found) == ["3 ls", "4 yes"]
 
 
 @pytest.mark.parametrize(("lasted_s", "age"), [(13, "900ms, seen for 13.0s"), (4, "900ms"), (0, "900ms")])

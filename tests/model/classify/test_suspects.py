@@ -258,9 +258,9 @@ def test_short_trouble_is_not_shown_until_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("harm = 1.0", "harm = -1", "[show] (line 20): `harm` is not a number from 0 up"),
-        ('standing = "60s"', 'standing = "soon"', "[show] (line 20): `standing` is not a duration such as 1s"),
-        ("most = 5", "most = 5\ncolour = 1", "[show] (line 20): `colour` is unknown here"),
+        ("harm = 1.0", "harm = -1", "[show] (line 21): `harm` is not a number from 0 up"),
+        ('standing = "60s"', 'standing = "soon"', "[show] (line 21): `standing` is not a duration such as 1s"),
+        ("most = 5", "most = 5\ncolour = 1", "[show] (line 21): `colour` is unknown here"),
         ("[end]", "[ending]", "the file: `ending` is unknown here"),
     ],
 )
@@ -274,7 +274,7 @@ def test_broken_weights_are_named(before: str, after: str, message: str) -> None
 def test_weights_name_only_categories_and_causes_that_there_are() -> None:
     known = {*CATEGORIES.ids}
     assert known >= {*WEIGHTS.behind, *WEIGHTS.alone, *WEIGHTS.normal}
-    assert {rule.id for rule in RULES.rules} >= {*WEIGHTS.cause, *WEIGHTS.idle}
+    assert {rule.id for rule in RULES.rules} >= {*WEIGHTS.cause}
 
 
 def test_full_pipe_from_before_offtop_is_not_standing() -> None:
@@ -348,16 +348,37 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
     assert bool(machine.found().suspects) != stands
 
 
-@pytest.mark.parametrize(("is_idle", "program"), [(True, "redis-server"), (False, "redis-server"), (True, "server")])
-def test_idle_redis_owes_its_clients_nothing(is_idle: bool, program: str) -> None:
-    """They wait for what is to come: BLPOP, SUBSCRIBE."""
+@pytest.mark.parametrize(
+    ("program", "does", "is_unread", "clients", "is_accused"),
+    [
+        ("redis-server", "poll", False, 8, False),
+        ("redis-server", "poll", False, 40, True),
+        ("redis-server", "poll", True, 8, True),
+        ("redis-server", "wants a CPU", False, 8, False),
+        ("redis-server", "busy", False, 8, True),
+        ("redis-server", "sleep", False, 8, True),
+        ("redis-server", "background", False, 8, False),
+        ("server", "poll", False, 8, True),
+    ],
+)
+def test_few_clients_of_an_idle_redis_do_not_accuse_it(
+    program: str, does: str, is_unread: bool, clients: int, is_accused: bool
+) -> None:
+    """Most of them wait for what is to come: BLPOP, SUBSCRIBE."""
     machine = Machine()
-    machine.waits(program, 20, "poll" if is_idle else "sleep", 30, "lib:epoll_wait", "aeApiPoll")
-    machine.waits(program, 20, "lock", 30, "lib:pthread_cond_wait", "bioProcessBackgroundJobs", tid=21)
-    for pid in range(30, 34):
+    match does:
+        case "wants a CPU":
+            machine.runs(program, 20, 0.1, ready=0.3)
+        case "busy":
+            machine.runs(program, 20, 0.95)
+        case "background":
+            machine.waits(program, 20, "lock", 30, "lib:pthread_cond_wait", "je_background", tid=21)
+        case _:
+            machine.waits(program, 20, does, 30, "lib:epoll_wait", "aeApiPoll")
+    for pid in range(30, 30 + clients):
         client = machine.waits("redis-cli", pid, "net-recv", 30, "lib:read", "redisBufferRead")
-        machine.held(client, Blocker(20, 0, ANSWER, False, "127.0.0.1:6379"))
-    assert bool(machine.found().suspects) != (is_idle and program == "redis-server")
+        machine.held(client, Blocker(20, 0, ANSWER, is_unread, "127.0.0.1:6379"))
+    assert bool(machine.found().suspects) == is_accused
 
 
 def test_of_several_holders_only_those_of_the_named_program_are_counted() -> None:
