@@ -174,7 +174,9 @@ def test_a_wait_that_began_before_offtop_counts_from_its_start() -> None:
             windows.append(fresh.tick(0.02))
             parts = [watch.by_category(window, child.tid) for window in windows]
             assert parts[-1]["sleep"].waits == 1
-            ended = [totals for totals in fresh.user_stacks(windows[-1], child.tid).values() if totals.waits]
+            # On a busy machine it may be preempted, too: such a wait is run-queue time alone.
+            stacks = fresh.user_stacks(windows[-1], child.tid).values()
+            ended = [totals for totals in stacks if totals.waits and totals.blocked_ns]
             assert sorted(totals.waits for totals in ended) == [1, 1]
             assert 400 * MS <= sum(part["pipe"].total_ns for part in parts) <= time.monotonic_ns() - began_ns
 
