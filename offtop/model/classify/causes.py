@@ -172,12 +172,12 @@ class Rules:
     """Port → usual service."""
 
     def of(self, subject: Subject) -> Rule | None:
-        return next((rule for rule in self.rules if rule.matches(subject)), None)
+        return next((rule for rule in self.among(subject.category, subject.program) if rule.matches(subject)), None)
 
     def among(self, category: str, program: str) -> tuple[Rule, ...]:
         """Return the rules that may match a wait of that category and program.
 
-        Of a stopped thread, its stack only says where it was stopped, so rules must name that category.
+        The stack of a stopped thread only says where it was stopped, so rules must name that category.
         """
         subject, must_name = Subject(category, program=program), category == _STOPPED
         return tuple(

@@ -43,8 +43,8 @@ _LEAST_HARM = 0.01
 _MOST_ENDS = 20
 """Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
-_NOT_AT_WORK = frozenset({IDLE, RUNS, RUN_QUEUE, LOCK})
-"""What a server does that answers promptly while its clients wait for what is to come; LOCK: its background threads."""
+_BETWEEN_REQUESTS = frozenset({IDLE, RUNS, RUN_QUEUE, LOCK})
+"""What a prompt server may do while its clients wait for what is to come. LOCK: its background threads."""
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 
 
@@ -249,8 +249,9 @@ class _Ends:
         state = IDLE if is_idle else node.state
         factor = self._weights.end.get(state, 1.0)
         is_busy = self._activity.busy(ThreadKey(node.key.pid, 0))[1] >= SATURATED
-        is_waited_for = edge.is_exact or is_busy or state not in _NOT_AT_WORK
-        return factor if is_waited_for else self._weights.prompt.get(self._program(node), factor)
+        if edge.is_exact or is_busy or state not in _BETWEEN_REQUESTS:
+            return factor
+        return self._weights.prompt.get(self._program(node), factor)
 
     def _of_loop(self, loop: Sequence[int], waiting: float, harm: float) -> Suspect:
         edges = [self._graph.edges.between(node, after) for node, after in zip(loop, [*loop[1:], loop[0]], strict=True)]
@@ -298,10 +299,10 @@ class _Ends:
 
     def _reason(self, edge: Edge) -> tuple[str, ...]:
         """Return what the waits at the source of an edge are for; empty if that does not tell it from others."""
-        node = self._graph.nodes[edge.source]
-        rule = self._waits.rule(node.row) if node.row >= 0 else None
         if edge.via == KERNEL_LOCK and not edge.what:
             return ()
+        node = self._graph.nodes[edge.source]
+        rule = self._waits.rule(node.row) if node.row >= 0 else None
         return node.state, rule.general.id if rule else "", edge.via, edge.what
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:

@@ -78,7 +78,7 @@ def test_programs_that_wait_for_something_else_are_not_counted() -> None:
     machine = Machine()
     for pid in (10, 11, 12):
         machine.waits("ls", pid, "kernel-lock", 9, holder=Holder(20, 20, "cp"), kernel="down_read")
-    machine.waits("ps", 13, "kernel-lock", 9, holder=Holder(20, 20, "cp"), kernel="mmap_read_lock_killable")
+    machine.waits("ps", 13, "kernel-lock", 9, holder=Holder(20, 20, "cp"), kernel="down_write")
     for program, pid, kernel in (*(("yes", pid, "pipe_write") for pid in (30, 31, 32, 33)), ("cat", 34, "pipe_read")):
         machine.held(machine.waits(program, pid, "pipe", 9, kernel=kernel), Blocker(40, 0, PIPE, True))
     machine.waits("cp", 20, "disk-read", 9)
