@@ -59,6 +59,7 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	typed() { wait $$typing; local status=$$?; cat "$$types"; return $$status; }; \
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
+	check $(bin)/clang-format --dry-run --Werror bpf/*.[ch]; \
 	check $(bin)/lint-imports --no-cache; \
 	wait $$compiling; \
 	check tests/run.sh $(bin)/pytest $(other_tests) -n 4 --dist worksteal $(ARGS); \
@@ -123,6 +124,7 @@ kernels: setup-test ## run offtop on other kernels in QEMU; KERNELS=6.1,arm64 ru
 format: setup-test ## format the code, and fix what the linter can fix
 	@$(bin)/ruff format
 	@$(bin)/ruff check --fix
+	@$(bin)/clang-format -i bpf/*.[ch]
 
 # The same commit gives the same bytes: everything in them has the commit's time. A copy without git has the changelog's.
 dist: export SOURCE_DATE_EPOCH ?= $(epoch)

@@ -39,9 +39,9 @@
  *
  * The stack of a request is that of the thread that makes it, so it can only be unwound then, when nobody knows yet how
  * long the request will take. Unwinding each would cost as much as a fast request itself. So a request gets a stack if
- * its device has had one within the last second that reached the minimum, and this CPU has time left for stacks; and one
- * per CPU in THIN_SAMPLE_NS gets one in any case. `scratch` is its own, because block_io_start may run in an interrupt
- * while offcpu.c unwinds.
+ * its device has had one within the last second that reached the minimum, and this CPU has time left for stacks; and
+ * one per CPU in THIN_SAMPLE_NS gets one in any case. `scratch` is its own, because block_io_start may run in an
+ * interrupt while offcpu.c unwinds.
  *
  * -D:
  *   DISK_REQUESTS, DISK_TOTALS, DISK_STACKS, DISK_FLUSHERS    map sizes
@@ -55,11 +55,11 @@
 #include "offcpu.h"
 #include "namespace.h"
 
-#define OP_MASK 0xff       /* include/linux/blk_types.h: REQ_OP_BITS */
+#define OP_MASK 0xff /* include/linux/blk_types.h: REQ_OP_BITS */
 #define OP_FLUSH 2
 #define KEPT_FLAGS (OP_MASK | FLAG_SYNC | FLAG_META | FLAG_AHEAD)
 #define MINOR_BITS 20
-#define PF_WQ_WORKER 0x20  /* include/linux/sched.h */
+#define PF_WQ_WORKER 0x20 /* include/linux/sched.h */
 
 enum disk_lost { DISK_LOST_REQUESTS, DISK_LOST_TOTALS, DISK_LOST_ENDS, DISK_LOST_KINDS };
 
@@ -73,24 +73,24 @@ BPF_ARRAY(active_buffer, u32, 1);
 #include "kernelstack.c"
 
 struct disk_key {
-	char worker[24];   /* what a kernel worker does, pid and tid are 0 then; empty for other threads */
+	char worker[24]; /* what a kernel worker does, pid and tid are 0 then; empty for other threads */
 	u32 device;
 	u32 pid;
 	u32 tid;
-	u32 operation;     /* KEPT_FLAGS of cmd_flags */
+	u32 operation; /* KEPT_FLAGS of cmd_flags */
 	u32 cpu;
-	u32 is_selected;   /* it passes the filters */
+	u32 is_selected; /* it passes the filters */
 };
 
 struct disk_request {
 	u64 start_ns;
-	u64 issued_ns;     /* 0: it is in the queue */
-	u64 bytes;         /* completed already */
-	u32 left;          /* bytes of a bio */
+	u64 issued_ns; /* 0: it is in the queue */
+	u64 bytes;     /* completed already */
+	u32 left;      /* bytes of a bio */
 	u32 requeues;
-	u32 lane;          /* see count_in() */
+	u32 lane; /* see count_in() */
 	u32 unused;
-	u64 kernel;        /* stack ids */
+	u64 kernel; /* stack ids */
 	u64 user;
 	struct disk_key key;
 	char comm[16];
@@ -106,7 +106,7 @@ struct disk_totals {
 	u64 requeues;
 	u64 errors;
 	char comm[16];
-	u64 lanes[LANES];  /* of queue and device time together */
+	u64 lanes[LANES]; /* of queue and device time together */
 	u64 queue_lanes[LANES];
 	u64 device_lanes[LANES];
 };
@@ -120,7 +120,7 @@ struct disk_stack_key {
 struct disk_stack {
 	u64 requests;
 	u64 bytes;
-	u64 total_ns;      /* in queue and device */
+	u64 total_ns; /* in queue and device */
 	u64 max_ns;
 };
 
@@ -140,7 +140,7 @@ BPF_PERCPU_ARRAY(disk_sampled, u64, 1);
 BPF_PERCPU_ARRAY(disk_lost, u64, DISK_LOST_KINDS);
 BPF_ARRAY(no_disk_totals, struct disk_totals, 1); /* never written: too large for the BPF stack */
 
-static inline __attribute__((always_inline)) void count_lost_request(u32 kind)
+static __always_inline void count_lost_request(u32 kind)
 {
 	u64 *n = disk_lost.lookup(&kind);
 
@@ -149,7 +149,7 @@ static inline __attribute__((always_inline)) void count_lost_request(u32 kind)
 }
 
 /* Return the encoded device number of a struct gendisk. */
-static inline __attribute__((always_inline)) u32 device_of(char *disk)
+static __always_inline u32 device_of(char *disk)
 {
 	u32 major = 0, minor = 0;
 
@@ -158,7 +158,7 @@ static inline __attribute__((always_inline)) u32 device_of(char *disk)
 	return major << MINOR_BITS | minor;
 }
 
-static inline __attribute__((always_inline)) char *disk_of(char *request)
+static __always_inline char *disk_of(char *request)
 {
 	char *queue = 0, *disk = 0;
 
@@ -167,7 +167,7 @@ static inline __attribute__((always_inline)) char *disk_of(char *request)
 	return disk;
 }
 
-static inline __attribute__((always_inline)) char *disk_of_bio(char *bio)
+static __always_inline char *disk_of_bio(char *bio)
 {
 	char *device = 0, *disk = 0;
 
@@ -177,7 +177,7 @@ static inline __attribute__((always_inline)) char *disk_of_bio(char *bio)
 }
 
 /* Fill in the current thread, or what it does if it is a kernel worker, and whether it passes the filters. */
-static inline __attribute__((always_inline)) void identify_user(struct disk_key *key, char comm[16])
+static __always_inline void identify_user(struct disk_key *key, char comm[16])
 {
 	struct task_struct *task = current_task();
 	u64 id = bpf_get_current_pid_tgid();
@@ -206,7 +206,7 @@ static inline __attribute__((always_inline)) void identify_user(struct disk_key 
 }
 
 /* Unwind the current thread, which makes a request, if that is worth it. */
-static inline __attribute__((always_inline)) void find_stacks(void *ctx, struct disk_request *new, u32 device)
+static __always_inline void find_stacks(void *ctx, struct disk_request *new, u32 device)
 {
 	struct task_struct *task = current_task();
 	struct thinning *t = thinning_of_cpu();
@@ -227,10 +227,10 @@ static inline __attribute__((always_inline)) void find_stacks(void *ctx, struct 
 }
 
 /*
- * Store a new request. A flush belongs to the thread that asked last, any other request to the current thread. `ctx`: if
- * not NULL, the current thread is making the request now, so that it may get a stack.
+ * Store a new request. A flush belongs to the thread that asked last, any other request to the current thread. `ctx`:
+ * if not NULL, the current thread is making the request now, so that it may get a stack.
  */
-static inline __attribute__((always_inline)) void begin(void *ctx, char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
+static __always_inline void begin(void *ctx, char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
 {
 	u64 address = (u64)at;
 	struct disk_request new = {.start_ns = start_ns, .issued_ns = issued_ns, .left = left}, *old;
@@ -254,7 +254,7 @@ static inline __attribute__((always_inline)) void begin(void *ctx, char *at, cha
 		count_lost_request(DISK_LOST_REQUESTS);
 }
 
-static inline __attribute__((always_inline)) struct disk_totals *totals_of(struct disk_key *from, char comm[16])
+static __always_inline struct disk_totals *totals_of(struct disk_key *from, char comm[16])
 {
 	struct disk_key key = *from;
 	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
@@ -283,7 +283,7 @@ static inline __attribute__((always_inline)) struct disk_totals *totals_of(struc
  * Count a time in a histogram. The lane goes through the map, where the verifier does not track it. Otherwise the
  * verifier would follow each path through lane_of() separately, and three calls in a row have too many.
  */
-static inline __attribute__((always_inline)) void count_in(u64 *lanes, struct disk_request *r, u64 ns)
+static __always_inline void count_in(u64 *lanes, struct disk_request *r, u64 ns)
 {
 	*(volatile u32 *)&r->lane = lane_of(ns);
 	u32 lane = *(volatile u32 *)&r->lane;
@@ -293,7 +293,7 @@ static inline __attribute__((always_inline)) void count_in(u64 *lanes, struct di
 }
 
 /* Count a request at its stack. */
-static inline __attribute__((always_inline)) void count_at_stack(struct disk_request *r, u64 ns)
+static __always_inline void count_at_stack(struct disk_request *r, u64 ns)
 {
 	struct disk_stack_key key = {.key = r->key, .kernel = r->kernel, .user = r->user};
 	struct disk_stack one = {.requests = 1, .bytes = r->bytes, .total_ns = ns, .max_ns = ns}, *s;
@@ -313,7 +313,7 @@ static inline __attribute__((always_inline)) void count_at_stack(struct disk_req
 	}
 }
 
-static inline __attribute__((always_inline)) void finish(struct disk_request *r, bool has_failed)
+static __always_inline void finish(struct disk_request *r, bool has_failed)
 {
 	struct disk_totals *t = totals_of(&r->key, r->comm);
 	u32 zero = 0, device = r->key.device;
@@ -341,7 +341,7 @@ static inline __attribute__((always_inline)) void finish(struct disk_request *r,
 }
 
 /* Return whether a request only asks for a flush. It never reaches the device, but the flush does. */
-static inline __attribute__((always_inline)) bool is_only_flush(char *request, u32 flags)
+static __always_inline bool is_only_flush(char *request, u32 flags)
 {
 	u32 bytes = 0;
 
@@ -350,7 +350,7 @@ static inline __attribute__((always_inline)) bool is_only_flush(char *request, u
 }
 
 /* Return when a request was made, as the kernel has noted; `now_ns` if it has not. */
-static inline __attribute__((always_inline)) u64 made_ns(char *request, u64 now_ns)
+static __always_inline u64 made_ns(char *request, u64 now_ns)
 {
 	u64 start_ns = 0;
 
@@ -358,7 +358,7 @@ static inline __attribute__((always_inline)) u64 made_ns(char *request, u64 now_
 	return start_ns && start_ns < now_ns ? start_ns : now_ns;
 }
 
-static inline __attribute__((always_inline)) u32 flags_of(char *request)
+static __always_inline u32 flags_of(char *request)
 {
 	u32 flags = 0;
 
@@ -459,7 +459,7 @@ int on_merge(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-static inline __attribute__((always_inline)) u32 flags_of_bio(char *bio)
+static __always_inline u32 flags_of_bio(char *bio)
 {
 	u32 flags = 0;
 
@@ -467,7 +467,7 @@ static inline __attribute__((always_inline)) u32 flags_of_bio(char *bio)
 	return flags;
 }
 
-static inline __attribute__((always_inline)) int count_merged_bio(char *bio)
+static __always_inline int count_merged_bio(char *bio)
 {
 	struct disk_user user = {};
 	char *disk = disk_of_bio(bio);

@@ -24,7 +24,8 @@ BPF_PERCPU_ARRAY(exited_sums, struct thread, 2);
 BPF_PERCPU_ARRAY(exited_scratch, struct exited, 1);
 
 /* Copy one buffer of an exiting thread to exited_*. Return false if that is full. */
-static inline __attribute__((always_inline)) bool save_buffer(struct exited *exited, struct exited_key *key, u32 which, struct thread *thread, bool is_previous)
+static __always_inline bool save_buffer(struct exited *exited, struct exited_key *key, u32 which, struct thread *thread,
+					bool is_previous)
 {
 	thread->switched_out_ns = 0;
 	thread->is_previous = is_previous;
@@ -33,7 +34,7 @@ static inline __attribute__((always_inline)) bool save_buffer(struct exited *exi
 }
 
 /* Add `from` to `to`, which is of the next tick. */
-static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
+static __always_inline void add_thread(struct thread *to, struct thread *from)
 {
 	if (from->waits) {
 		to->first_switched_out_ns = from->first_switched_out_ns;
@@ -76,15 +77,16 @@ static inline __attribute__((always_inline)) void add_thread(struct thread *to, 
  * for one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no
  * room at all, the sum goes to the CPU's exited_sums, which keeps the time but not the thread.
  *
- * A scan may be at the idle buffer at this moment, and have reported it without having cleared it. User space discards the
- * second copy (not_scanned() in offtop/kernel/accounting/exit_records.py).
+ * A scan may be at the idle buffer at this moment, and have reported it without having cleared it. User space discards
+ * the second copy (not_scanned() in offtop/kernel/accounting/exit_records.py).
  */
-static inline __attribute__((always_inline)) void save_exiting(struct task_struct *task, struct record *r, u32 which)
+static __always_inline void save_exiting(struct task_struct *task, struct record *r, u32 which)
 {
 	u32 zero = 0;
 	struct exited *exited = exited_scratch.lookup(&zero);
 	struct exited_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
-	struct thread *previous = which ? &r->buffers[0] : &r->buffers[1], *last = which ? &r->buffers[1] : &r->buffers[0];
+	struct thread *previous = which ? &r->buffers[0] : &r->buffers[1],
+		      *last = which ? &r->buffers[1] : &r->buffers[0];
 	bool has_previous = previous->state;
 
 	if (!exited)
@@ -94,7 +96,8 @@ static inline __attribute__((always_inline)) void save_exiting(struct task_struc
 	count_added(2);
 	bool previous_is_kept = has_previous && save_buffer(exited, &key, which, previous, true);
 	key.at_ns += 1;
-	bool is_kept = (!has_previous || previous_is_kept) && (!last->state || save_buffer(exited, &key, which, last, false));
+	bool is_kept =
+		(!has_previous || previous_is_kept) && (!last->state || save_buffer(exited, &key, which, last, false));
 	if (!is_kept) {
 		key.at_ns -= 1;
 		if (previous_is_kept) /* user space may have removed it meanwhile */

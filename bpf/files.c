@@ -48,18 +48,18 @@
 #include "offcpu.h"
 #include "namespace.h"
 
-#define OPERATION_MASK 0xff   /* of an entry of file_operations */
-#define ARGUMENT_SHIFT 8      /* the argument that is the descriptor; RETURNED: the call returns it */
+#define OPERATION_MASK 0xff /* of an entry of file_operations */
+#define ARGUMENT_SHIFT 8    /* the argument that is the descriptor; RETURNED: the call returns it */
 #define ARGUMENT_MASK 0xf
 #define RETURNED 0xf
-#define HAS_BYTES (1 << 16)   /* the call returns a number of bytes */
-#define TYPE_MASK 0170000     /* include/uapi/linux/stat.h */
+#define HAS_BYTES (1 << 16) /* the call returns a number of bytes */
+#define TYPE_MASK 0170000   /* include/uapi/linux/stat.h */
 #define TYPE_BLOCK 0060000
 #define TYPE_DIRECTORY 0040000
 #define TYPE_REGULAR 0100000
 #define MAGIC_ANONYMOUS 0x09041934 /* include/uapi/linux/magic.h: eventfd, timerfd and so on */
-#define NAME_BYTES 256        /* of one piece, with its NUL */
-#define PATH_ROOM 1024        /* a power of two */
+#define NAME_BYTES 256             /* of one piece, with its NUL */
+#define PATH_ROOM 1024             /* a power of two */
 #define PATH_STEPS 32
 
 enum file_lost { FILE_LOST_CALLS, FILE_LOST_TOTALS, FILE_LOST_KINDS };
@@ -75,7 +75,7 @@ BPF_ARRAY(active_buffer, u32, 1);
 struct file_id {
 	u64 inode;
 	u32 device;
-	u32 generation;    /* tells a file from a later one with the same inode number */
+	u32 generation; /* tells a file from a later one with the same inode number */
 };
 
 struct file_key {
@@ -88,10 +88,10 @@ struct file_key {
 
 struct file_call {
 	u64 start_ns;
-	u64 off_cpu_ns;    /* without the time since switched_out_ns */
+	u64 off_cpu_ns;      /* without the time since switched_out_ns */
 	u64 switched_out_ns; /* 0: it runs */
 	u64 switched_in_ns;
-	u64 faults;        /* of a page fault: 1 more than its thread had finished before; 0: it is a system call */
+	u64 faults; /* of a page fault: 1 more than its thread had finished before; 0: it is a system call */
 	u64 has_slept;
 	struct file_key key; /* an open has no file yet */
 	char comm[16];
@@ -103,13 +103,13 @@ struct file_totals {
 	u64 total_ns;
 	u64 off_cpu_ns;
 	u64 max_ns;
-	char comm[16];     /* of one of the threads */
+	char comm[16]; /* of one of the threads */
 	u64 lanes[LANES];
 };
 
 struct file_stack_key {
 	struct file_key file;
-	u64 kernel;        /* stack ids */
+	u64 kernel; /* stack ids */
 	u64 user;
 };
 
@@ -121,8 +121,8 @@ struct file_stack {
 };
 
 struct file_path {
-	u32 bytes;         /* of text: names of the file and of the directories above it, each with a NUL */
-	u32 is_cut;        /* the path has more directories above these */
+	u32 bytes;  /* of text: names of the file and of the directories above it, each with a NUL */
+	u32 is_cut; /* the path has more directories above these */
 	char text[PATH_ROOM + NAME_BYTES];
 };
 
@@ -138,7 +138,7 @@ BPF_PERCPU_ARRAY(file_lost, u64, FILE_LOST_KINDS);
 BPF_ARRAY(no_totals, struct file_totals, 1); /* never written: too large for the BPF stack, as is a path */
 BPF_PERCPU_ARRAY(path_scratch, struct file_path, 1);
 
-static inline __attribute__((always_inline)) void count_lost_call(u32 kind)
+static __always_inline void count_lost_call(u32 kind)
 {
 	u64 *n = file_lost.lookup(&kind);
 
@@ -147,7 +147,7 @@ static inline __attribute__((always_inline)) void count_lost_call(u32 kind)
 }
 
 /* Return the open file of one of the current thread's descriptors, or NULL. */
-static inline __attribute__((always_inline)) char *open_file(u32 descriptor)
+static __always_inline char *open_file(u32 descriptor)
 {
 	char *table = 0, *at = 0;
 	u32 size = 0;
@@ -162,7 +162,7 @@ static inline __attribute__((always_inline)) char *open_file(u32 descriptor)
 }
 
 /* Identify the file behind an open file. Return false if it is a socket, a pipe, a terminal or the like. */
-static inline __attribute__((always_inline)) bool identify(char *file, struct file_id *id)
+static __always_inline bool identify(char *file, struct file_id *id)
 {
 	char *inode = 0, *super = 0;
 	u64 magic = 0;
@@ -184,7 +184,7 @@ static inline __attribute__((always_inline)) bool identify(char *file, struct fi
 }
 
 /* Store the path of a file, as the current process sees it: up to the process's root directory. */
-static inline __attribute__((always_inline)) void store_path(char *file, struct file_id *id)
+static __always_inline void store_path(char *file, struct file_id *id)
 {
 	char *dentry = 0, *mount = 0, *top = 0, *parent = 0, *name = 0, *fs = 0, *root = 0, *root_mount = 0;
 	u32 zero = 0;
@@ -233,7 +233,7 @@ static inline __attribute__((always_inline)) void store_path(char *file, struct 
 	file_names.update(id, path);
 }
 
-static inline __attribute__((always_inline)) void end_off_cpu(struct file_call *call, u64 now_ns)
+static __always_inline void end_off_cpu(struct file_call *call, u64 now_ns)
 {
 	call->switched_in_ns = now_ns;
 	call->off_cpu_ns += now_ns - call->switched_out_ns;
@@ -241,10 +241,10 @@ static inline __attribute__((always_inline)) void end_off_cpu(struct file_call *
 }
 
 /*
- * Handle a switch-in of the current thread that sched_switch has not reported: on Linux 6.18 it left out up to one switch
- * in 150. offcpu.c has most of them by another tracepoint, and else the end of this time off CPU is unknown.
+ * Handle a switch-in of the current thread that sched_switch has not reported: on Linux 6.18 it left out up to one
+ * switch in 150. offcpu.c has most of them by another tracepoint, and else the end of this time off CPU is unknown.
  */
-static inline __attribute__((always_inline)) void catch_up(struct task_struct *task, struct file_call *call)
+static __always_inline void catch_up(struct task_struct *task, struct file_call *call)
 {
 	u64 out_ns = *(volatile u64 *)&call->switched_out_ns;
 	struct record *r = out_ns ? record_of(task, false) : 0;
@@ -254,7 +254,7 @@ static inline __attribute__((always_inline)) void catch_up(struct task_struct *t
 }
 
 /* Return the file operation of a system call, with its flags; 0 if it is none. */
-static inline __attribute__((always_inline)) u32 operation_of(u64 call)
+static __always_inline u32 operation_of(u64 call)
 {
 	u32 number = call;
 	u32 *operation = call < CALLS ? file_operations.lookup(&number) : 0;
@@ -262,7 +262,7 @@ static inline __attribute__((always_inline)) u32 operation_of(u64 call)
 	return operation ? *operation : 0;
 }
 
-static inline __attribute__((always_inline)) void add_to_stack(struct file_stack_key *key, u64 ns, u64 bytes, bool is_second)
+static __always_inline void add_to_stack(struct file_stack_key *key, u64 ns, u64 bytes, bool is_second)
 {
 	struct file_stack one = {.calls = 1, .bytes = bytes, .total_ns = ns, .max_ns = ns}, *s;
 
@@ -279,7 +279,7 @@ static inline __attribute__((always_inline)) void add_to_stack(struct file_stack
 }
 
 /* Return the totals of a key, or NULL if there is no room. `is_new` is set if they are new. */
-static inline __attribute__((always_inline)) struct file_totals *totals_of(struct file_key *key, bool is_second, bool *is_new)
+static __always_inline struct file_totals *totals_of(struct file_key *key, bool is_second, bool *is_new)
 {
 	struct file_totals *t = is_second ? file_totals_1.lookup(key) : file_totals_0.lookup(key);
 	u32 zero = 0;
@@ -300,7 +300,7 @@ static inline __attribute__((always_inline)) struct file_totals *totals_of(struc
 	return t;
 }
 
-static inline __attribute__((always_inline)) void add_to_totals(struct file_totals *t, u64 ns, u64 off_cpu_ns, u64 bytes)
+static __always_inline void add_to_totals(struct file_totals *t, u64 ns, u64 off_cpu_ns, u64 bytes)
 {
 	t->calls += 1;
 	t->bytes += bytes;
@@ -312,11 +312,12 @@ static inline __attribute__((always_inline)) void add_to_totals(struct file_tota
 }
 
 /*
- * Count a call that reached the minimum at its stack. If stacks take too much of this CPU's time, only longer calls have
- * one, and one shorter call per CPU and THIN_SAMPLE_NS: as with waits (thinning.c), but the samples are its own, because
- * there may be many more waits than calls.
+ * Count a call that reached the minimum at its stack. If stacks take too much of this CPU's time, only longer calls
+ * have one, and one shorter call per CPU and THIN_SAMPLE_NS: as with waits (thinning.c), but the samples are its own,
+ * because there may be many more waits than calls.
  */
-static inline __attribute__((always_inline)) void count_at_stack(void *ctx, struct config *c, struct file_key *file, u64 start_ns, u64 ns, u64 bytes, bool is_second)
+static __always_inline void count_at_stack(void *ctx, struct config *c, struct file_key *file, u64 start_ns, u64 ns,
+					   u64 bytes, bool is_second)
 {
 	struct thinning *t = thinning_of_cpu();
 	struct task_struct *task = current_task();

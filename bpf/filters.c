@@ -23,7 +23,7 @@ BPF_CGROUP_ARRAY(only_cgroup, 1); /* cgroup v2 */
 BPF_ARRAY(only_cgroup, u32, 1);
 #endif
 
-static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 pid)
+static __always_inline bool is_own(struct config *c, u32 pid)
 {
 	return pid == c->self || pid == c->children[0] || pid == c->children[1] || pid == c->children[2];
 }
@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 p
  * Return whether a thread is in the selected cgroup or below it. For the current thread and cgroup v2 a helper does
  * this at a tenth of the cost.
  */
-static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, void *task, bool is_current)
+static __always_inline bool in_cgroup(struct config *c, void *task, bool is_current)
 {
 #ifdef TASK_CGROUPS
 	if (is_current && !(c->select & CGROUP_V1))
@@ -62,7 +62,7 @@ static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, vo
 #endif
 }
 
-static inline __attribute__((always_inline)) bool passes_filters(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+static __always_inline bool passes_filters(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
 	if (is_own(c, pid) || !IS_COUNTED(pid))
 		return false;

@@ -8,8 +8,8 @@
  * hooks: none of its own
  *
  * maps
- *   kernel_memos           per thread: its last kernel stack, and where its return addresses are. Task storage, or a hash
- *                          by the address of the task
+ *   kernel_memos           per thread: its last kernel stack, and where its return addresses are. Task storage, or a
+ *                          hash by the address of the task
  *   kernel_memo_settings   how many verified stacks are unwound all the same; written by user space
  *   kernel_memo_counts     per CPU: how many stacks were unwound, verified and checked
  *   kernel_unwinds         per CPU: what is compared, and what is kept
@@ -18,18 +18,19 @@
  *
  * cost: see docs/stacks.md
  *
- * The frames of a thread that waits are on its stack from its saved stack pointer on, beginning with __schedule()'s. The
- * kernel's unwinder does not say where it has found a return address. So all words that equal any of the return addresses
- * are kept with their places: those that the unwinder has read are among them. If all of these words are the same at the
- * next wait, so is the stack. Others are left over from earlier calls: if a word differs at a later wait although the
- * stack is the same, it is one of these, and is dropped. The outermost return address is compared by its distance from
- * the user registers instead: x86-64 leaves a gap of random size below it (CONFIG_RANDOMIZE_KSTACK_OFFSET).
+ * The frames of a thread that waits are on its stack from its saved stack pointer on, beginning with __schedule()'s.
+ * The kernel's unwinder does not say where it has found a return address. So all words that equal any of the return
+ * addresses are kept with their places: those that the unwinder has read are among them. If all of these words are the
+ * same at the next wait, so is the stack. Others are left over from earlier calls: if a word differs at a later wait
+ * although the stack is the same, it is one of these, and is dropped. The outermost return address is compared by its
+ * distance from the user registers instead: x86-64 leaves a gap of random size below it
+ * (CONFIG_RANDOMIZE_KSTACK_OFFSET).
  *
  * Frames that are found by saved registers are not proved to be the same, because only return addresses are compared:
  * that is so after a page fault in the kernel, in functions with a variable frame, and everywhere with
- * CONFIG_UNWINDER_FRAME_POINTER. Nor is the caller of a function whose return is traced (kretprobe, fgraph), because its
- * return address is not on the stack. So this is off by default, and one in so many verified stacks is unwound all the
- * same. If the result differs, that is counted (LOST_MEMOS).
+ * CONFIG_UNWINDER_FRAME_POINTER. Nor is the caller of a function whose return is traced (kretprobe, fgraph), because
+ * its return address is not on the stack. So this is off by default, and one in so many verified stacks is unwound all
+ * the same. If the result differs, that is counted (LOST_MEMOS).
  *
  * Preempted threads have no memo, because their stack begins with the registers that the interrupt has saved.
  *
@@ -47,7 +48,7 @@ BPF_TASK_STORAGE(kernel_memos, struct kernel_memo);
 BPF_ARRAY(kernel_memo_settings, struct memo_settings, 1);
 BPF_PERCPU_ARRAY(kernel_memo_counts, struct memo_counts, 1);
 
-#define STACK_WORDS 512  /* deeper stacks have no memo */
+#define STACK_WORDS 512 /* deeper stacks have no memo */
 #define FILTER_WORDS 128
 
 struct kernel_unwind {
@@ -60,24 +61,27 @@ struct kernel_unwind {
 	u64 outermost;            /* the word that is compared with memo->outermost */
 	u64 differs;              /* a word differs from the memo's */
 	u64 round;                /* ROUNDS */
-	u64 first;                /* index of the frame in __schedule(); FRAMES: there is none. Those before it are of the
-				   * call of this program, and depend on who else is attached, and on bpf_stats */
-	u64 next;                 /* the first frame that has not been found in `words` yet */
-	u64 generation;           /* settings->stack_generation, before the unwind */
-	u64 misses;               /* waits of this thread since its memo was last of use */
-	u64 verified_id;          /* id of the stack that the memo has; 0: another one, or unknown */
-	u64 id;                   /* id of this stack */
+	/*
+	 * Index of the frame in __schedule(); FRAMES: there is none. Those before it are of the call of this program,
+	 * and depend on which other programs are attached, and on bpf_stats.
+	 */
+	u64 first;
+	u64 next;        /* the first frame that has not been found in `words` yet */
+	u64 generation;  /* settings->stack_generation, before the unwind */
+	u64 misses;      /* waits of this thread since its memo was last of use */
+	u64 verified_id; /* id of the stack that the memo has; 0: another one, or unknown */
+	u64 id;          /* id of this stack */
 };
 BPF_PERCPU_ARRAY(kernel_unwinds, struct kernel_unwind, 1);
 
 /* Return the bit of an address in `filter`. */
-static inline __attribute__((always_inline)) u64 filter_bit(u64 address)
+static __always_inline u64 filter_bit(u64 address)
 {
 	return address * 0x9e3779b97f4a7c15ULL >> 51;
 }
 
 /* Set `sp` and `top`. */
-static inline __attribute__((always_inline)) void find_stack_bounds(struct kernel_unwind *k, struct task_struct *task)
+static __always_inline void find_stack_bounds(struct kernel_unwind *k, struct task_struct *task)
 {
 	k->sp = MEMBER(u64, task, TASK_SP);
 	k->top = (u64)bpf_task_pt_regs(task);
@@ -85,7 +89,8 @@ static inline __attribute__((always_inline)) void find_stack_bounds(struct kerne
 }
 
 /* Read the part of the thread's stack that its memo is about. Return false if the outermost return address differs. */
-static inline __attribute__((always_inline)) bool read_kernel_stack(struct kernel_unwind *k, struct task_struct *task, struct kernel_memo *memo)
+static __always_inline bool read_kernel_stack(struct kernel_unwind *k, struct task_struct *task,
+					      struct kernel_memo *memo)
 {
 	u64 bytes = memo->span;
 
@@ -97,7 +102,7 @@ static inline __attribute__((always_inline)) bool read_kernel_stack(struct kerne
 }
 
 /* Compare the words of the stack with those of its memo. */
-static inline __attribute__((always_inline)) bool has_memo_words(struct kernel_unwind *k, struct kernel_memo *memo)
+static __always_inline bool has_memo_words(struct kernel_unwind *k, struct kernel_memo *memo)
 {
 	k->differs = !memo->count;
 	ROUNDS(i, k->round, KERNEL_MEMO_WORDS) {
@@ -112,7 +117,7 @@ static inline __attribute__((always_inline)) bool has_memo_words(struct kernel_u
 }
 
 /* Set k->verified_id to the id of the thread's kernel stack if it is still the one of its memo, else to 0. */
-static inline __attribute__((always_inline)) void verify_kernel_stack(struct kernel_unwind *k, void *task)
+static __always_inline void verify_kernel_stack(struct kernel_unwind *k, void *task)
 {
 #ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
@@ -135,7 +140,7 @@ static inline __attribute__((always_inline)) void verify_kernel_stack(struct ker
 }
 
 /* Set k->first for a stack that was unwound. */
-static inline __attribute__((always_inline)) void find_schedule(struct kernel_unwind *k, struct stack *stack, struct config *c)
+static __always_inline void find_schedule(struct kernel_unwind *k, struct stack *stack, struct config *c)
 {
 	k->first = FRAMES;
 	ROUNDS(i, k->round, FRAMES) {
@@ -147,7 +152,7 @@ static inline __attribute__((always_inline)) void find_schedule(struct kernel_un
 }
 
 /* Compare the frames that were unwound, from `first` on, with those of the stack in the memo. */
-static inline __attribute__((always_inline)) bool has_same_frames(struct kernel_unwind *k, struct stack *stack, struct stack *known)
+static __always_inline bool has_same_frames(struct kernel_unwind *k, struct stack *stack, struct stack *known)
 {
 	u64 shift = known->depth - stack->depth;
 
@@ -168,7 +173,7 @@ static inline __attribute__((always_inline)) bool has_same_frames(struct kernel_
  * Find the return addresses of a stack that was unwound. k->memo.count is 0 if not all of them were found, or too many
  * words look like them: no wait has the stack of such a memo.
  */
-static inline __attribute__((always_inline)) void find_return_addresses(struct kernel_unwind *k, struct stack *stack)
+static __always_inline void find_return_addresses(struct kernel_unwind *k, struct stack *stack)
 {
 	struct kernel_memo *memo = &k->memo;
 	u64 outermost = stack->depth - 1, bytes = k->top - k->sp;
@@ -220,7 +225,7 @@ static inline __attribute__((always_inline)) void find_return_addresses(struct k
  * Drop the words of a memo that differ although the stack is the same. Return false if the others do not include every
  * return address.
  */
-static inline __attribute__((always_inline)) bool keep_same_words(struct kernel_unwind *k, struct kernel_memo *memo, struct stack *stack)
+static __always_inline bool keep_same_words(struct kernel_unwind *k, struct kernel_memo *memo, struct stack *stack)
 {
 	k->count = 0;
 	k->next = k->first;
@@ -243,7 +248,8 @@ static inline __attribute__((always_inline)) bool keep_same_words(struct kernel_
 }
 
 /* Keep the stack that was unwound, and compare it with the one that was verified. */
-static inline __attribute__((always_inline)) void learn_kernel_stack(struct kernel_unwind *k, struct stack *stack, void *task, struct config *c, struct memo_counts *counts)
+static __always_inline void learn_kernel_stack(struct kernel_unwind *k, struct stack *stack, void *task,
+					       struct config *c, struct memo_counts *counts)
 {
 	if (k->misses > MISSES && k->misses % MISSES != 1)
 		return;
@@ -284,7 +290,7 @@ static inline __attribute__((always_inline)) void learn_kernel_stack(struct kern
 }
 
 /* Return the id of the kernel stack of the current thread, whose wait began in `state`. */
-static inline __attribute__((always_inline)) u64 kernel_stack_of_wait(void *ctx, struct config *c, void *task, u32 state)
+static __always_inline u64 kernel_stack_of_wait(void *ctx, struct config *c, void *task, u32 state)
 {
 	u32 zero = 0, slot = AT_SWITCH;
 	struct kernel_unwind *k = kernel_unwinds.lookup(&zero);

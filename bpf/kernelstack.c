@@ -2,8 +2,8 @@
 /*
  * Through which code of the kernel did a thread get to where it waits?
  *
- * Part of offcpu.c and of disks.c, which include it after userstack.c (offtop/kernel/bpf/compile.py replaces the #include
- * by this text).
+ * Part of offcpu.c and of disks.c, which include it after userstack.c (offtop/kernel/bpf/compile.py replaces the
+ * #include by this text).
  *
  * hooks: none of its own
  *
@@ -17,7 +17,7 @@
 
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, KERNEL_STACKS);
 
-static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack *stack, u32 depth)
+static __always_inline u64 keep_kernel_stack(struct stack *stack, u32 depth)
 {
 	stack->frames[FRAMES] = stack->end = 0;
 	u64 id = id_of(stack, depth);
@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 }
 
 /* Unwind the kernel stack and return the number of frames; 0 if that failed, which is counted. */
-static inline __attribute__((always_inline)) u32 unwind_kernel(void *ctx, struct stack *stack)
+static __always_inline u32 unwind_kernel(void *ctx, struct stack *stack)
 {
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
 
@@ -42,7 +42,7 @@ static inline __attribute__((always_inline)) u32 unwind_kernel(void *ctx, struct
 	return 0;
 }
 
-static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
+static __always_inline u64 kernel_stack(void *ctx)
 {
 	u32 slot = AT_SWITCH;
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);

@@ -12,11 +12,12 @@
  *
  * units: ns of bpf_ktime_get_ns()
  *
- * A page fault counts only if its thread sleeps in it and the address is in the mapping of a file: that is looked up at its
- * first switch-out, because hardly any fault gets there. No tracepoint marks the end of a fault. It ends at its thread's
- * last switch-in, and is counted when the thread is next switched out or begins a call. A fault is known by the number of
- * faults that the thread has finished, which the kernel counts (mm_account_fault), because a loop may fault again and
- * again at the same instruction. Its stacks are those of its last wait that reached the minimum, which offcpu.c has unwound.
+ * A page fault counts only if its thread sleeps in it and the address is in the mapping of a file: that is looked up at
+ * its first switch-out, because hardly any fault gets there. No tracepoint marks the end of a fault. It ends at its
+ * thread's last switch-in, and is counted when the thread is next switched out or begins a call. A fault is known by
+ * the number of faults that the thread has finished, which the kernel counts (mm_account_fault), because a loop may
+ * fault again and again at the same instruction. Its stacks are those of its last wait that reached the minimum, which
+ * offcpu.c has unwound.
  *
  * cost: see bpf/README.md
  *
@@ -28,28 +29,28 @@
  *   MMAP_READ                              the operation as which faults count
  */
 
-#define PF_EXITING 4          /* include/linux/sched.h */
-#define NO_CALL -1            /* instead of a system call number: in an exception */
+#define PF_EXITING 4 /* include/linux/sched.h */
+#define NO_CALL -1   /* instead of a system call number: in an exception */
 #define TREE_STEPS 40
 #define MAPLE_STEPS 8
-#define MAPLE_PIVOTS 16       /* at least as many as a node has */
+#define MAPLE_PIVOTS 16 /* at least as many as a node has */
 
 struct fault {
 	u64 start_ns;
 	u64 address;
-	u64 faults;        /* that its thread had finished before */
-	u32 tid;           /* 0: none */
+	u64 faults; /* that its thread had finished before */
+	u32 tid;    /* 0: none */
 	u32 unused;
 };
 BPF_PERCPU_ARRAY(file_fault, struct fault, 1);
 
-static inline __attribute__((always_inline)) u64 finished_faults(struct task_struct *task)
+static __always_inline u64 finished_faults(struct task_struct *task)
 {
 	return MEMBER(u64, task, FAULTS_MAJOR) + MEMBER(u64, task, FAULTS_MINOR);
 }
 
 /* Return whether a thread is in an exception, and not in a system call or about to exit. */
-static inline __attribute__((always_inline)) bool is_in_exception(struct task_struct *task)
+static __always_inline bool is_in_exception(struct task_struct *task)
 {
 	char *regs = (void *)bpf_task_pt_regs(task);
 	s64 call = 0;
@@ -64,7 +65,7 @@ static inline __attribute__((always_inline)) bool is_in_exception(struct task_st
  * pointer to a node is its type. A node is replaced by another one to change it, and freed after all programs that may
  * read it have ended (RCU).
  */
-static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 index)
+static __always_inline char *find_in_tree(char *memory, u64 index)
 {
 	u64 pivots[MAPLE_PIVOTS];
 	char *at = 0;
@@ -83,11 +84,13 @@ static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u6
 			return 0;
 		if (bpf_probe_read_kernel(pivots, sizeof(pivots), node + MAPLE_PIVOT))
 			return 0;
+		/* A pivot is the last index of its slot; 0 after the first: unused */
 #pragma unroll
-		for (u32 j = 0; j < MAPLE_PIVOTS; j++) /* a pivot is the last index of its slot; 0 after the first: unused */
+		for (u32 j = 0; j < MAPLE_PIVOTS; j++)
 			if (slot == j && j < count && pivots[j] < index && (!j || pivots[j]))
 				slot = j + 1;
-		if (bpf_probe_read_kernel(&at, sizeof(at), node + (type == MAPLE_ARANGE ? MAPLE_ARANGE_SLOT : MAPLE_RANGE_SLOT) + 8 * slot))
+		u64 first_slot = type == MAPLE_ARANGE ? MAPLE_ARANGE_SLOT : MAPLE_RANGE_SLOT;
+		if (bpf_probe_read_kernel(&at, sizeof(at), node + first_slot + 8 * slot))
 			return 0;
 		if (type == MAPLE_LEAF)
 			return at;
@@ -96,7 +99,7 @@ static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u6
 }
 #else
 /* Return the first mapping that ends after an address, as find_vma() does, or NULL. */
-static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 address)
+static __always_inline char *find_in_tree(char *memory, u64 address)
 {
 	char *node = 0, *found = 0;
 
@@ -117,7 +120,7 @@ static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u6
 #endif
 
 /* Return the open file that the current process has mapped at an address, or NULL. */
-static inline __attribute__((always_inline)) char *mapped_file(struct task_struct *task, u64 address)
+static __always_inline char *mapped_file(struct task_struct *task, u64 address)
 {
 	char *memory = 0, *file = 0;
 	u64 start = 0, end = 0;
@@ -135,7 +138,7 @@ static inline __attribute__((always_inline)) char *mapped_file(struct task_struc
 }
 
 /* Count a page fault of the current thread that is over, if it slept. */
-static inline __attribute__((always_inline)) void finish_fault(struct config *c, struct task_struct *task, struct file_call *call)
+static __always_inline void finish_fault(struct config *c, struct task_struct *task, struct file_call *call)
 {
 	struct file_stack_key at = {.file = call->key};
 	u64 ns = call->switched_in_ns - call->start_ns;
@@ -160,7 +163,8 @@ static inline __attribute__((always_inline)) void finish_fault(struct config *c,
 }
 
 /* Begin to count the page fault in which the current thread is switched out, if it is one of a mapped file. */
-static inline __attribute__((always_inline)) void begin_fault(struct config *c, struct task_struct *task, struct fault *fault, u64 now_ns, bool sleeps)
+static __always_inline void begin_fault(struct config *c, struct task_struct *task, struct fault *fault, u64 now_ns,
+					bool sleeps)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 pid = id >> 32, tid = id, host_tid = id;

@@ -7,8 +7,8 @@
  * hooks: none of its own
  *
  * maps
- *   memos              per thread: the last user stack that was unwound by rules, and what its unwind read. Task storage,
- *                      or a hash by the address of the task
+ *   memos              per thread: the last user stack that was unwound by rules, and what its unwind read. Task
+ *                      storage, or a hash by the address of the task
  *   memo_settings      how many verified stacks are unwound all the same; written by user space
  *   memo_counts        per CPU: how many stacks were unwound, verified and checked
  *   rule_generations   by address space id, modulo GENERATIONS: how often user space has changed rules
@@ -17,9 +17,10 @@
  *
  * cost: see bpf/README.md
  *
- * An unwind depends on the registers, on the rules, and on the words of the stack that its steps read: return addresses,
- * and saved frame pointers as far as a later step uses them. If all of these are the same as the last time, then so is
- * the stack, and comparing these words takes a fraction of the time of unwinding. Words that no step has read may differ.
+ * An unwind depends on the registers, on the rules, and on the words of the stack that its steps read: return
+ * addresses, and saved frame pointers as far as a later step uses them. If all of these are the same as the last time,
+ * then so is the stack, and comparing these words takes a fraction of the time of unwinding. Words that no step has
+ * read may differ.
  *
  * Stacks are not kept if the unwind ended at memory that is not resident, or passed a signal handler, or has more than
  * MEMO_WORDS such words. A thread that runs Python has no memo, because its Python frames are not on this stack.
@@ -44,11 +45,11 @@ BPF_ARRAY(memo_settings, struct memo_settings, 1);
 BPF_PERCPU_ARRAY(memo_counts, struct memo_counts, 1);
 BPF_ARRAY(rule_generations, u32, GENERATIONS);
 
-#define BP_OF_LEAF 1 /* in copy->bp_at */
+#define BP_OF_LEAF 1      /* in copy->bp_at */
 #define COMPARED_BELOW 16 /* how much is read below a word that is compared: often the next one is there */
 
 /* Note that the unwind has read a word of the stack, on which its result depends. */
-static inline __attribute__((always_inline)) void note_word(struct copy *copy, u64 at, u64 word)
+static __always_inline void note_word(struct copy *copy, u64 at, u64 word)
 {
 	struct memo *memo = &copy->memo;
 	u64 n = memo->words_read, offset = at - memo->sp;
@@ -66,7 +67,7 @@ static inline __attribute__((always_inline)) void note_word(struct copy *copy, u
 }
 
 /* Note that the unwind uses the frame pointer. */
-static inline __attribute__((always_inline)) void note_bp(struct copy *copy)
+static __always_inline void note_bp(struct copy *copy)
 {
 	if (copy->bp_at == BP_OF_LEAF)
 		copy->memo.uses_bp = 1;
@@ -76,19 +77,19 @@ static inline __attribute__((always_inline)) void note_bp(struct copy *copy)
 }
 
 /* Note that the frame pointer is now the word at `at`. A later step shows whether the unwind depends on it. */
-static inline __attribute__((always_inline)) void note_saved_bp(struct copy *copy, u64 at)
+static __always_inline void note_saved_bp(struct copy *copy, u64 at)
 {
 	copy->bp_at = at;
 }
 
 /* Note that the stack depends on more than registers, rules and some words, so no memo can be made of it. */
-static inline __attribute__((always_inline)) void note_more(struct copy *copy)
+static __always_inline void note_more(struct copy *copy)
 {
 	copy->memo.words_read = MEMO_WORDS + 1;
 }
 
 /* Set up copy->memo for the unwind. */
-static inline __attribute__((always_inline)) void begin_memo(struct copy *copy, u32 slot)
+static __always_inline void begin_memo(struct copy *copy, u32 slot)
 {
 	struct copy_head *head = &copy->head;
 	struct memo *memo = &copy->memo;
@@ -126,7 +127,7 @@ static inline __attribute__((always_inline)) void begin_memo(struct copy *copy, 
 }
 
 /* Compare the words of the stack with those of a memo. */
-static inline __attribute__((always_inline)) bool has_same_words(struct copy *copy, struct memo *memo)
+static __always_inline bool has_same_words(struct copy *copy, struct memo *memo)
 {
 	copy->differs = copy->bytes = 0;
 	ROUNDS(i, copy->round, MEMO_WORDS) {
@@ -155,7 +156,7 @@ static inline __attribute__((always_inline)) bool has_same_words(struct copy *co
  * Return the id of this thread's user stack if it is still the one of its memo; otherwise 0, also if the stack is to be
  * checked.
  */
-static inline __attribute__((always_inline)) u64 verified_stack(void *task, u32 pid)
+static __always_inline u64 verified_stack(void *task, u32 pid)
 {
 	u32 zero = 0, at = bpf_get_smp_processor_id() * SLOTS + AT_SWITCH;
 	struct copy *copy = copy_scratch.lookup(&at);
@@ -186,9 +187,9 @@ static inline __attribute__((always_inline)) u64 verified_stack(void *task, u32 
 		return 0;
 	void *registers = (void *)bpf_task_pt_regs(task);
 	u64 differs = (memo->ip ^ MEMBER(u64, registers, REG_IP)) | (memo->sp ^ MEMBER(u64, registers, REG_SP)) |
-		(memo->mode ^ MEMBER(u64, registers, REG_MODE)) | (memo->pid ^ pid) |
-		(memo->execs ^ MEMBER(u32, task, TASK_EXECS)) | (memo->rule_generation ^ *generation) |
-		(memo->stack_generation ^ settings->stack_generation);
+		      (memo->mode ^ MEMBER(u64, registers, REG_MODE)) | (memo->pid ^ pid) |
+		      (memo->execs ^ MEMBER(u32, task, TASK_EXECS)) | (memo->rule_generation ^ *generation) |
+		      (memo->stack_generation ^ settings->stack_generation);
 	if (memo->uses_bp)
 		differs |= memo->bp ^ MEMBER(u64, registers, REG_BP);
 #ifdef REG_LINK
@@ -207,7 +208,7 @@ static inline __attribute__((always_inline)) u64 verified_stack(void *task, u32 
 }
 
 /* Keep the stack that was unwound, if a memo can be made of it, and compare it with the one that was verified. */
-static inline __attribute__((always_inline)) void learn_stack(struct copy *copy, u64 id, void *task)
+static __always_inline void learn_stack(struct copy *copy, u64 id, void *task)
 {
 	u32 zero = 0, at = copy->head.space % GENERATIONS;
 	struct memo_counts *counts = memo_counts.lookup(&zero);

@@ -25,7 +25,7 @@
 #define MAX_LEVELS 32 /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
 
 /* Return the number of a struct pid in our namespace, or 0 if it has none there or the pointer is NULL. */
-static inline __attribute__((always_inline)) u32 id_in_namespace(char *pid_struct)
+static __always_inline u32 id_in_namespace(char *pid_struct)
 {
 	u32 level = 0;
 
@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) u32 id_in_namespace(char *pid_struc
 }
 
 /* Replace a thread's host ids by those under which it is shown. Return false if it is exiting and has none any more. */
-static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid, u32 *tid)
+static __always_inline bool find_ids(void *task, u32 *pid, u32 *tid)
 {
 	char *leader = 0, *thread_pid = 0;
 
@@ -77,7 +77,9 @@ static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid,
 
 #ifdef TASK_FROM_PID
 #define ALL_THREADS 1 /* BPF_TASK_ITER_ALL_THREADS, kernel/bpf/task_iter.c */
-struct task_iter { u64 opaque[3]; };
+struct task_iter {
+	u64 opaque[3];
+};
 
 static struct task_struct *(*task_from_pid)(u32 tid) = (void *)TASK_FROM_PID;
 static void (*task_release)(struct task_struct *task) = (void *)TASK_RELEASE;

@@ -43,7 +43,7 @@ struct waited {
 BPF_PERCPU_ARRAY(waited_scratch, struct waited, 1);
 
 /* Read a socket's protocol, addresses and state. */
-static inline __attribute__((always_inline)) void read_socket(struct object *o)
+static __always_inline void read_socket(struct object *o)
 {
 #ifdef SOCKET_SOCK
 	char *sock = 0, *peer = 0;
@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) void read_socket(struct object *o)
 
 #ifdef TASK_FILES
 /* Return a thread's descriptor table. */
-static inline __attribute__((always_inline)) char *table_of(struct task_struct *task)
+static __always_inline char *table_of(struct task_struct *task)
 {
 	char *table = 0;
 
@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) char *table_of(struct task_struct *
 }
 
 /* Return the open file of the descriptor in `argument`, or NULL. */
-static inline __attribute__((always_inline)) char *file_of(struct object *o, struct task_struct *task)
+static __always_inline char *file_of(struct object *o, struct task_struct *task)
 {
 	char *at = table_of(task);
 
@@ -100,7 +100,7 @@ static inline __attribute__((always_inline)) char *file_of(struct object *o, str
 	return bpf_probe_read_kernel(&at, sizeof(at), at + 8 * o->argument) ? 0 : at;
 }
 
-static inline __attribute__((always_inline)) void find_inode(struct object *o, char *inode)
+static __always_inline void find_inode(struct object *o, char *inode)
 {
 	char *at = 0;
 
@@ -110,7 +110,7 @@ static inline __attribute__((always_inline)) void find_inode(struct object *o, c
 	bpf_probe_read_kernel(&o->device, sizeof(u32), at + SUPER_DEVICE);
 }
 
-static inline __attribute__((always_inline)) void find_file(struct object *o, char *file)
+static __always_inline void find_file(struct object *o, char *file)
 {
 	char *at = file;
 
@@ -155,7 +155,7 @@ BPF_PERCPU_ARRAY(poll_scratch, struct polled, SLOTS + 1);
  * Return all ones if a == b, else 0. There is no branch, because the verifier would follow both sides of each branch in
  * a loop to the end.
  */
-static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
+static __always_inline u64 ones_if_same(u64 a, u64 b)
 {
 	u64 differ = a ^ b, negative = -differ;
 
@@ -164,7 +164,7 @@ static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
 }
 
 /* Return all ones if the first entry of a poll table is linked in a wait queue, else 0. */
-static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
+static __always_inline u64 ones_if_queued(u64 table)
 {
 	u64 next = 0, previous = 0, entry = table + POLL_WAIT + WAIT_ENTRY;
 
@@ -180,7 +180,7 @@ static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
  * thread, and its first entry points to the table and is queued. Earlier calls leave stale tables behind, which look
  * the same if partly overwritten; so both the first and the last match are tried.
  */
-static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, struct task_struct *task)
+static __always_inline u64 poll_table(struct polled *p, struct task_struct *task)
 {
 	p->sought = (u64)task;
 	p->from = MEMBER(u64, task, TASK_SP);
@@ -202,7 +202,7 @@ static inline __attribute__((always_inline)) u64 poll_table(struct polled *p, st
 }
 
 /* Return the only file that poll or select waits for. If there are several, or none, return 0 and set their number. */
-static inline __attribute__((always_inline)) u64 polled_file(struct object *o, struct polled *p, struct task_struct *task)
+static __always_inline u64 polled_file(struct object *o, struct polled *p, struct task_struct *task)
 {
 	u64 table = poll_table(p, task), file = 0, files = 0;
 
@@ -220,7 +220,7 @@ static inline __attribute__((always_inline)) u64 polled_file(struct object *o, s
 }
 
 /* Return the last descriptor of a file among those that fit into every table. */
-static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p, struct task_struct *task, u64 file)
+static __always_inline u64 descriptor_of(struct polled *p, struct task_struct *task, u64 file)
 {
 	char *at = table_of(task);
 	u64 found = NO_DESCRIPTOR;
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p,
 	return found;
 }
 
-static inline __attribute__((always_inline)) void find_polled_file(struct object *o, struct task_struct *task, u32 slot)
+static __always_inline void find_polled_file(struct object *o, struct task_struct *task, u32 slot)
 {
 	struct polled *p = poll_scratch.lookup(&slot);
 
@@ -254,7 +254,7 @@ static inline __attribute__((always_inline)) void find_polled_file(struct object
 #endif
 
 /* Find what the arguments of a thread's system call name. */
-static inline __attribute__((always_inline)) void find_by_syscall(struct object *o, struct task_struct *task, u32 slot)
+static __always_inline void find_by_syscall(struct object *o, struct task_struct *task, u32 slot)
 {
 #ifdef REG_CALL
 	u64 call = 0, mode = 0, sp = 0;
@@ -301,7 +301,7 @@ static inline __attribute__((always_inline)) void find_by_syscall(struct object 
 
 #ifdef HAS_LOCKS
 /* Replace the object, which is what a thread's system call names, by the lock inside the kernel that it waits for. */
-static inline __attribute__((always_inline)) void find_lock(struct object *o, struct task_struct *task, u64 blocker)
+static __always_inline void find_lock(struct object *o, struct task_struct *task, u64 blocker)
 {
 	char *lock = (char *)(blocker & ~(u64)LOCK_TYPES), *file = 0, *inode = 0, *at = 0;
 	u64 descriptor = o->argument;
@@ -346,7 +346,7 @@ static inline __attribute__((always_inline)) void find_lock(struct object *o, st
  * Return the holder of the lock that a thread waits for, as the host's pid << 32 | tid. 0: none, possibly several, or
  * unknown. Readers of an rwsem are not reported: the kernel records only the last one, which may have released it.
  */
-static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *task)
+static __always_inline u64 holder_of(struct task_struct *task)
 {
 	u64 blocker = MEMBER(u64, task, TASK_BLOCKER), owner = 0, owner_after = 0;
 	u32 pid = 0, tid = 0;
@@ -359,13 +359,14 @@ static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *t
 	bpf_probe_read_kernel(&owner, sizeof(owner), at);
 	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_TGID);
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_PID);
-	bpf_probe_read_kernel(&owner_after, sizeof(owner_after), at); /* if unchanged, it existed when its ids were read */
+	/* If the owner is unchanged, it existed when its ids were read. */
+	bpf_probe_read_kernel(&owner_after, sizeof(owner_after), at);
 	return owner & no_holder || (owner ^ owner_after) & ~(u64)OWNER_FLAGS ? 0 : (u64)pid << 32 | tid;
 }
 #endif
 
 /* Find what a thread waits on. `slot`: index of the scratch memory for the calling context. */
-static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 slot)
+static __always_inline void find_object(struct object *o, struct task_struct *task, u32 slot)
 {
 	__builtin_memset(o, 0, sizeof(*o));
 	find_by_syscall(o, task, slot);
@@ -379,7 +380,7 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 #define OBJECT_WORDS (sizeof(struct object) / sizeof(u64))
 
 /* Hash an object, with the first OBJECT_WORDS keys. */
-static inline __attribute__((always_inline)) void hash_object(struct hash *hash, struct object *o, struct hash_keys *keys)
+static __always_inline void hash_object(struct hash *hash, struct object *o, struct hash_keys *keys)
 {
 #pragma unroll
 	for (u32 i = 0; i < OBJECT_WORDS; i++)
@@ -392,7 +393,7 @@ static inline __attribute__((always_inline)) void hash_object(struct hash *hash,
  * Called before the stacks are unwound. The id goes through memory, where the verifier tracks no values: otherwise it
  * would follow each path through here once more for each path through the unwinding.
  */
-static inline __attribute__((always_inline)) u64 object_id_of_wait(u32 which, struct thread *thread, void *task)
+static __always_inline u64 object_id_of_wait(u32 which, struct thread *thread, void *task)
 {
 	u32 zero = 0;
 	struct waited *w = waited_scratch.lookup(&zero);

@@ -81,7 +81,7 @@ BPF_PERCPU_ARRAY(exiting_scratch, struct record, 1);
  * Find the ids under which a thread is shown. Return false if it has none. find_ids() is slow, so it is called only for
  * threads without a record. `host`: the thread's bpf_get_current_pid_tgid().
  */
-static inline __attribute__((always_inline)) bool find_shown_ids(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
+static __always_inline bool find_shown_ids(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
 {
 	struct record *r = record_of(task, false);
 
@@ -102,7 +102,7 @@ static inline __attribute__((always_inline)) bool find_shown_ids(struct task_str
 #include "kernelstack.c"
 #include "kernelmemo.c"
 
-static inline __attribute__((always_inline)) void set_identity(struct record *r, u32 pid, u32 tid, u64 tid_acquired_ns)
+static __always_inline void set_identity(struct record *r, u32 pid, u32 tid, u64 tid_acquired_ns)
 {
 	r->pid = pid;
 	r->tid = tid;
@@ -110,7 +110,7 @@ static inline __attribute__((always_inline)) void set_identity(struct record *r,
 }
 
 /* Reduce a task state to the one that filters and people know: idle and stopped threads also have bits of others. */
-static inline __attribute__((always_inline)) u32 state_of(u32 state)
+static __always_inline u32 state_of(u32 state)
 {
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
 }
@@ -119,7 +119,7 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 #include "waker.c"
 
 /* Return how often a thread got a CPU. All ones: unknown, or first waits are not counted (WITHIN). */
-static inline __attribute__((always_inline)) u64 pcount_of(struct task_struct *task)
+static __always_inline u64 pcount_of(struct task_struct *task)
 {
 #if defined(PCOUNT) && defined(RUN_DELAY) && !defined(WITHIN)
 	return MEMBER(u64, task, PCOUNT);
@@ -133,7 +133,7 @@ static inline __attribute__((always_inline)) u64 pcount_of(struct task_struct *t
  * the thread was selected. `switched_out_ns`: on entry, since when a task scan has reported this wait, or 0; on return,
  * the start of the wait.
  */
-static inline __attribute__((always_inline)) u64 first_cpu_wait_ns(struct config *c, struct task_struct *task, u64 *switched_out_ns)
+static __always_inline u64 first_cpu_wait_ns(struct config *c, struct task_struct *task, u64 *switched_out_ns)
 {
 #ifdef RUN_DELAY
 	if (pcount_of(task) != 1)
@@ -154,7 +154,8 @@ static inline __attribute__((always_inline)) u64 first_cpu_wait_ns(struct config
  * end of that wait would need a check at each switch whether the thread is new, and a record for every short-lived
  * thread.
  */
-static inline __attribute__((always_inline)) void begin_record(struct config *c, struct task_struct *task, struct record *r, struct thread *thread, u32 which, u32 pid, u32 tid)
+static __always_inline void begin_record(struct config *c, struct task_struct *task, struct record *r,
+					 struct thread *thread, u32 which, u32 pid, u32 tid)
 {
 	u32 zero = 0;
 	struct ended *e = ended_scratch.lookup(&zero);
@@ -187,7 +188,7 @@ static inline __attribute__((always_inline)) void begin_record(struct config *c,
 }
 
 /* Handle a switch-out of the current thread. */
-static inline __attribute__((always_inline)) void switch_out(void *ctx, bool preempted, u32 state)
+static __always_inline void switch_out(void *ctx, bool preempted, u32 state)
 {
 	u32 zero = 0;
 	u64 id = bpf_get_current_pid_tgid();
@@ -204,7 +205,8 @@ static inline __attribute__((always_inline)) void switch_out(void *ctx, bool pre
 		forget_call(task);
 	u32 selection = *(volatile u32 *)&c->selection; /* read before the filters, which may change meanwhile */
 	/* An exiting thread is handled even if it is not selected: if it was, its record must be freed. */
-	if (!dead && !(find_shown_ids(task, id, &pid, &tid) && is_selected(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
+	if (!dead && !(find_shown_ids(task, id, &pid, &tid) &&
+		       is_selected(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
 	struct record *r = record_of(task, !dead);
 	if (!r && dead && pcount_of(task) == 1 && find_shown_ids(task, id, &pid, &tid) &&
@@ -276,7 +278,7 @@ static inline __attribute__((always_inline)) void switch_out(void *ctx, bool pre
 }
 
 /* Handle a switch-in of a thread: count the wait that ends. */
-static inline __attribute__((always_inline)) void switch_in(void *ctx, struct config *c, struct record *r, void *task)
+static __always_inline void switch_in(void *ctx, struct config *c, struct record *r, void *task)
 {
 	u32 zero = 0;
 	u32 *active = active_buffer.lookup(&zero);
@@ -362,7 +364,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 }
 
 #ifndef PROBE_SWITCH
-static inline __attribute__((always_inline)) int switch_in_current(void *ctx)
+static __always_inline int switch_in_current(void *ctx)
 {
 	u32 zero = 0;
 	u64 id = bpf_get_current_pid_tgid();
@@ -391,7 +393,8 @@ static inline __attribute__((always_inline)) int switch_in_current(void *ctx)
 	if (!r || !r->switched_out_ns || !r->tid) /* tid 0: it is on its first CPU; begin_record() counts that wait */
 		return 0;
 	/* A child of offtop may have begun to wait before it was known as one, which does not change the selection. */
-	if (is_own(c, r->pid) || (r->selection != c->selection && !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS)))) {
+	if (is_own(c, r->pid) || (r->selection != c->selection &&
+				  !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS)))) {
 		r->switched_out_ns = 0;
 		return 0;
 	}
@@ -419,7 +422,8 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
-	if (is_own(c, r->pid) || (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags))) {
+	if (is_own(c, r->pid) ||
+	    (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags))) {
 		r->switched_out_ns = 0;
 		return 0;
 	}

@@ -28,7 +28,8 @@ BPF_PERCPU_ARRAY(outlier_scratch, struct outlier, 1);
  * Report a wait that reached the lowest outlier threshold, unless it is below the threshold of its own program and
  * stack, which user space may not have set yet.
  */
-static inline __attribute__((always_inline)) void report_outlier(struct record *r, void *task, struct site_key *key, u64 switched_out_ns, u64 off_ns, u64 runqueue_ns)
+static __always_inline void report_outlier(struct record *r, void *task, struct site_key *key, u64 switched_out_ns,
+					   u64 off_ns, u64 runqueue_ns)
 {
 	u32 zero = 0;
 	struct outlier *o = outlier_scratch.lookup(&zero);

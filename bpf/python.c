@@ -18,13 +18,13 @@
 
 #if defined(TASK_FS_BASE) || defined(TASK_THREAD_PID)
 #define HAS_PYTHON 1
-#define PYTHON_SEARCH 256      /* most threads and interpreters searched for one thread */
+#define PYTHON_SEARCH 256         /* most threads and interpreters searched for one thread */
 #define PYTHON_RETRY_NS 100000000 /* how long to wait before a thread that was not found is searched for again */
-#define PYTHON_BYTES 80        /* how much of a frame is read */
+#define PYTHON_BYTES 80           /* how much of a frame is read */
 
 BPF_TABLE("lru_hash", u32, struct python, python_processes, PYTHON_PROCESSES);
 struct python_thread {
-	u64 at;                /* address of CPython's struct in the process; 0: CPython does not know the thread */
+	u64 at; /* address of CPython's struct in the process; 0: CPython does not know the thread */
 	u64 searched_ns;
 };
 BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS);
@@ -34,13 +34,13 @@ struct python_unwind {
 	struct python_thread thread;
 	u64 id;
 	u64 interpreter;
-	u64 frame;             /* the next one; 0: no more */
-	u64 words[16];         /* PYTHON_BYTES of it, with room for any offset */
+	u64 frame;     /* the next one; 0: no more */
+	u64 words[16]; /* PYTHON_BYTES of it, with room for any offset */
 	u32 generation;
 	u32 depth;
-	u32 total;             /* including native frames */
+	u32 total; /* including native frames */
 	u64 frames[PYTHON_FRAMES];
-	u64 round;             /* ROUNDS */
+	u64 round; /* ROUNDS */
 };
 BPF_PERCPU_ARRAY(python_scratch, struct python_unwind, SLOTS);
 
@@ -48,7 +48,7 @@ BPF_PERCPU_ARRAY(python_scratch, struct python_unwind, SLOTS);
  * Return CPython's identifier of a thread: pthread_self(), or gettid() if the distance of pthread_self() from the
  * thread pointer is unknown.
  */
-static inline __attribute__((always_inline)) u64 python_id(void *task)
+static __always_inline u64 python_id(void *task)
 {
 #ifdef TASK_FS_BASE
 	return MEMBER(u64, task, TASK_FS_BASE);
@@ -62,7 +62,7 @@ static inline __attribute__((always_inline)) u64 python_id(void *task)
 #endif
 }
 
-static inline __attribute__((always_inline)) u64 word_at(u64 address)
+static __always_inline u64 word_at(u64 address)
 {
 	u64 word = 0;
 
@@ -74,7 +74,7 @@ static inline __attribute__((always_inline)) u64 word_at(u64 address)
  * Find the innermost frame if s->thread.at is CPython's struct of this thread. Several interpreters may know a thread,
  * and it may be running in another one than this struct's.
  */
-static inline __attribute__((always_inline)) void find_innermost_frame(struct python_unwind *s, struct python *p)
+static __always_inline void find_innermost_frame(struct python_unwind *s, struct python *p)
 {
 	u64 from = s->thread.at;
 
@@ -87,7 +87,7 @@ static inline __attribute__((always_inline)) void find_innermost_frame(struct py
 }
 
 /* Search the threads of all interpreters for this one. Each interpreter lists its threads, newest first. */
-static inline __attribute__((always_inline)) void find_thread(struct python_unwind *s, struct python *p)
+static __always_inline void find_thread(struct python_unwind *s, struct python *p)
 {
 	s->thread.at = 0;
 	s->interpreter = word_at(p->interpreters);
@@ -110,7 +110,7 @@ static inline __attribute__((always_inline)) void find_thread(struct python_unwi
 }
 
 /* Store one Python frame and step to its caller. */
-static inline __attribute__((always_inline)) void python_step(struct python_unwind *s, struct python *p, u64 i)
+static __always_inline void python_step(struct python_unwind *s, struct python *p, u64 i)
 {
 	u64 *at = &s->frames[i];
 
@@ -132,7 +132,7 @@ static inline __attribute__((always_inline)) void python_step(struct python_unwi
 #endif
 
 /* Read the Python frames of the current thread into this slot's python_scratch, from which its stacks get them. */
-static inline __attribute__((always_inline)) void read_python_frames(u32 slot, void *task, u32 pid, u32 tid)
+static __always_inline void read_python_frames(u32 slot, void *task, u32 pid, u32 tid)
 {
 #ifdef HAS_PYTHON
 	struct python *p = python_processes.lookup(&pid);
@@ -170,7 +170,7 @@ static inline __attribute__((always_inline)) void read_python_frames(u32 slot, v
  * Append the Python frames to the native ones, dropping outermost native frames if there are too many. Return the
  * total.
  */
-static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
+static __always_inline u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
 #ifdef HAS_PYTHON
 	struct python_unwind *s = python_scratch.lookup(&slot);

@@ -30,7 +30,7 @@ BPF_TASK_STORAGE(record, struct record);
 #define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
 #define current_task() ((struct task_struct *)bpf_get_current_task_btf())
 
-static inline __attribute__((always_inline)) void count_lost(u32 kind)
+static __always_inline void count_lost(u32 kind)
 {
 	u64 *n = lost.lookup(&kind);
 
@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 }
 
 /* Count new entries of the tables that user space empties, so that it can see how full they are. */
-static inline __attribute__((always_inline)) void count_added(u64 entries)
+static __always_inline void count_added(u64 entries)
 {
 	u32 zero = 0;
 	u64 *n = added.lookup(&zero);
@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) void count_added(u64 entries)
 }
 
 /* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */
-static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
+static __always_inline struct record *record_of(struct task_struct *task, bool make)
 {
 #ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;

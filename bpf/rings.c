@@ -18,7 +18,8 @@
  *
  * A request to io_uring is in progress from its submission until it is completed, in whatever thread that happens. The
  * user stack of its submission is unwound then, when nobody knows yet how long it will take, by the rule by which
- * requests to disks get a stack, too (thinning.c). The file of a registered descriptor is known when the request is completed.
+ * requests to disks get a stack, too (thinning.c). The file of a registered descriptor is known when the request is
+ * completed.
  *
  * cost: see bpf/README.md
  *
@@ -30,13 +31,13 @@
  */
 
 #define RING_OPERATIONS 256
-#define RING_FIXED_FILE 1     /* include/uapi/linux/io_uring.h: IOSQE_FIXED_FILE: a registered descriptor */
-#define RING_SKIPS_END 64     /* IOSQE_CQE_SKIP_SUCCESS */
+#define RING_FIXED_FILE 1 /* include/uapi/linux/io_uring.h: IOSQE_FIXED_FILE: a registered descriptor */
+#define RING_SKIPS_END 64 /* IOSQE_CQE_SKIP_SUCCESS */
 #define PF_IO_WORKER 0x10
 
 struct ring_request {
 	u64 start_ns;
-	u64 user;          /* id of the stack of its submission; 0: none */
+	u64 user;            /* id of the stack of its submission; 0: none */
 	struct file_key key; /* that of a registered descriptor has no file yet */
 	char comm[16];
 };
@@ -81,7 +82,8 @@ int on_submit(struct bpf_raw_tracepoint_args *ctx)
 	new.key.operation = *operation & OPERATION_MASK;
 	bpf_get_current_comm(new.comm, sizeof(new.comm));
 	new.start_ns = bpf_ktime_get_ns();
-	if (!(task_flags & PF_IO_WORKER) && may_be_slow(c, t, ring_slow.lookup(&pid), ring_sampled.lookup(&zero), new.start_ns)) {
+	if (!(task_flags & PF_IO_WORKER) &&
+	    may_be_slow(c, t, ring_slow.lookup(&pid), ring_sampled.lookup(&zero), new.start_ns)) {
 		new.user = user_stack(ctx, AT_SWITCH, task, pid, tid, task_flags);
 		charge_stacks(c, t, new.start_ns);
 	}

@@ -23,9 +23,21 @@
 
 struct seq_file;
 struct bpf_map;
-struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
-struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
-struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u64 *key; struct record *value; };
+struct bpf_iter_meta {
+	struct seq_file *seq;
+	u64 session_id;
+	u64 seq_num;
+};
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+};
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	u64 *key;
+	struct record *value;
+};
 
 /* A stack with all of its frames, and the top of the kernel stack. */
 struct scan_scratch {
@@ -43,7 +55,7 @@ BPF_PERCPU_ARRAY(scan_scratch, struct scan_scratch, 1);
  * for a thread on a CPU the time since is added, if the offset between the clocks is known: exec_start is on the
  * scheduler's clock, which leaves out time taken by interrupts and the hypervisor.
  */
-static inline __attribute__((always_inline)) u64 run_time_ns(struct task_struct *task, u64 *at_ns)
+static __always_inline u64 run_time_ns(struct task_struct *task, u64 *at_ns)
 {
 	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
 	u32 zero = 0;
@@ -57,7 +69,7 @@ static inline __attribute__((always_inline)) u64 run_time_ns(struct task_struct 
 }
 
 /* Return how long the wait in progress has lasted at now_ns; 0 if there is none. */
-static inline __attribute__((always_inline)) u64 wait_so_far_ns(struct record *r, u64 now_ns)
+static __always_inline u64 wait_so_far_ns(struct record *r, u64 now_ns)
 {
 	u64 switched_out_ns = r->switched_out_ns;
 
@@ -65,13 +77,13 @@ static inline __attribute__((always_inline)) u64 wait_so_far_ns(struct record *r
 }
 
 /* Return whether a thread is queued for its first CPU. */
-static inline __attribute__((always_inline)) bool is_new(struct task_struct *task, u32 state)
+static __always_inline bool is_new(struct task_struct *task, u32 state)
 {
 	return !state && !is_on_cpu(task) && !pcount_of(task);
 }
 
 /* Return when a new thread was queued. Until it gets a CPU, run_delay is the time it was queued on other CPUs. */
-static inline __attribute__((always_inline)) u64 queued_since(struct task_struct *task)
+static __always_inline u64 queued_since(struct task_struct *task)
 {
 	u64 start_ns = MEMBER(u64, task, START_TIME);
 #if defined(LAST_QUEUED) && defined(RUN_DELAY)
@@ -90,7 +102,8 @@ static inline __attribute__((always_inline)) u64 queued_since(struct task_struct
  * Report that a thread is on its first CPU, and its wait for that CPU, which begin_record() will count at its
  * switch-out.
  */
-static inline __attribute__((always_inline)) void report_first_cpu(struct config *c, struct task_struct *task, struct scanned_task *out, struct record *r)
+static __always_inline void report_first_cpu(struct config *c, struct task_struct *task, struct scanned_task *out,
+					     struct record *r)
 {
 	u64 switched_out_ns = r->switched_out_ns;
 
@@ -107,7 +120,9 @@ static inline __attribute__((always_inline)) void report_first_cpu(struct config
  * Report what a thread did, from the buffer that is no longer written, and clear it. `alone`: this tick had no scan of
  * the waits in progress, so the run time of selected threads is reported here.
  */
-static inline __attribute__((always_inline)) void report_tick(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool selected, bool alone)
+static __always_inline void report_tick(struct seq_file *seq, struct task_struct *task, struct scanned_task *out,
+					struct record *r, struct config *c, struct thread *idle, struct thread *now,
+					bool selected, bool alone)
 {
 	out->start_ns = MEMBER(u64, task, START_TIME);
 	if (alone) {
@@ -133,7 +148,7 @@ static inline __attribute__((always_inline)) void report_tick(struct seq_file *s
 		return;
 	}
 	out->flags = SCANNED_THREAD;
-	/* What does not fit into this read() is repeated in the next one: clear the buffer only after it was written. */
+	/* Clear the buffer only after it was written: what does not fit into this read() is repeated in the next one. */
 	if (!bpf_seq_write(seq, out, sizeof(*out)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
 		__builtin_memset(idle, 0, sizeof(*idle));
 }
@@ -142,14 +157,14 @@ static inline __attribute__((always_inline)) void report_tick(struct seq_file *s
  * Find the __sched functions, which bpf_get_task_stack() omits: the words of the thread's kernel stack that are in
  * their section and above the first frame that it does return.
  */
-static inline __attribute__((always_inline)) void find_sched_functions(struct task_struct *task, struct scan_scratch *x, struct config *c)
+static __always_inline void find_sched_functions(struct task_struct *task, struct scan_scratch *x, struct config *c)
 {
 	__builtin_memset(x->stack.sched, 0, sizeof(x->stack.sched));
 #ifdef TASK_SP
 	u64 leaf = x->stack.depth ? x->stack.frames[0] : 0, found = 0, is_past = 0;
 
 	bpf_probe_read_kernel(x->words, sizeof(x->words), (void *)MEMBER(u64, task, TASK_SP));
-	/* Neither a loop nor a branch: the verifier would follow each round, and both sides of each branch, to the end. */
+	/* Neither a loop nor a branch: the verifier would follow each round and both sides of each branch to the end. */
 #pragma unroll
 	for (u32 at = 0; at < SCAN_WORDS; at++) {
 		u64 word = x->words[at] | c->signed_bits, offset = word - c->sched_text.start;
@@ -164,7 +179,7 @@ static inline __attribute__((always_inline)) void find_sched_functions(struct ta
 }
 
 /* Read the kernel stack of an off-CPU thread, its system call, what it waits on, and its user registers. */
-static inline __attribute__((always_inline)) void read_blocked_stack(struct task_struct *task, struct scan_scratch *x, struct config *c)
+static __always_inline void read_blocked_stack(struct task_struct *task, struct scan_scratch *x, struct config *c)
 {
 	struct scanned_stack *s = &x->stack;
 
@@ -220,7 +235,8 @@ static inline __attribute__((always_inline)) void read_blocked_stack(struct task
  * switched out now, and every stack is reported. The thread may start to run at any time: the data is valid only for
  * the wait that began at switched_out_ns. Return whether `s` is to be reported.
  */
-static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r, struct scan_scratch *s, struct config *c, bool prime)
+static __always_inline bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r,
+				      struct scan_scratch *s, struct config *c, bool prime)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
@@ -284,7 +300,8 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 }
 
 /* Report a thread in the first scan of a tick: its wait in progress, or that it ran and did nothing else. */
-static inline __attribute__((always_inline)) void report_wait(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, bool prime, u32 which)
+static __always_inline void report_wait(struct seq_file *seq, struct task_struct *task, struct scanned_task *out,
+					struct record *r, struct config *c, bool prime, u32 which)
 {
 	u32 zero = 0;
 	struct scan_scratch *s = scan_scratch.lookup(&zero);
@@ -333,7 +350,7 @@ static inline __attribute__((always_inline)) void report_wait(struct seq_file *s
 }
 
 /* Report how often a thread has been given a CPU. */
-static inline __attribute__((always_inline)) void report_runs(struct seq_file *seq, struct task_struct *task)
+static __always_inline void report_runs(struct seq_file *seq, struct task_struct *task)
 {
 	struct scanned_runs out = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
 	u64 host = (u64)out.pid << 32 | out.tid;
@@ -350,7 +367,7 @@ static inline __attribute__((always_inline)) void report_runs(struct seq_file *s
  * Return whether a scan has nothing to report of a thread: its record has not changed since the last scan. Most threads
  * of a machine just wait, and this reads few of their cache lines.
  */
-static inline __attribute__((always_inline)) bool is_unchanged(struct task_struct *task, u32 mode, u32 which)
+static __always_inline bool is_unchanged(struct task_struct *task, u32 mode, u32 which)
 {
 	struct record *r = record_of(task, false);
 
@@ -375,7 +392,7 @@ static inline __attribute__((always_inline)) bool is_unchanged(struct task_struc
  * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did, in
  * the third one how often it has been given a CPU.
  */
-static inline __attribute__((always_inline)) void report_task(struct seq_file *seq, struct task_struct *task)
+static __always_inline void report_task(struct seq_file *seq, struct task_struct *task)
 {
 	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
@@ -401,7 +418,8 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 	bool is_first = !(*mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1));
 	bool prime = *mode & SCAN_PRIME;
 	/* Threads that were never switched out are reported, too. */
-	bool make = is_first && selected && !(out.state & TASK_DEAD) && (prime || is_on_cpu(task) || is_new(task, out.state));
+	bool make = is_first && selected && !(out.state & TASK_DEAD) &&
+		    (prime || is_on_cpu(task) || is_new(task, out.state));
 	struct record *r = record_of(task, make);
 	if (!r)
 		return;
@@ -462,7 +480,8 @@ BPF_ITER(task)
 			continue;
 		if (!(*mode & SCAN_PRIME) && !is_on_cpu(task) && !is_new(task, MEMBER(u32, task, TASK_STATE)))
 			continue;
-		if (!find_ids(task, &pid, &tid) || !is_selected(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+		if (!find_ids(task, &pid, &tid) ||
+		    !is_selected(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 			continue;
 		struct record *r = record_of(task, true);
 		if (r)

@@ -32,8 +32,8 @@ struct ended {
 	u64 switched_out_ns;
 	u64 off_ns;
 	u64 runqueue_ns;
-	u32 which;         /* which buffer of the sites */
-	u32 lane;          /* histogram bucket */
+	u32 which; /* which buffer of the sites */
+	u32 lane;  /* histogram bucket */
 };
 BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
 
@@ -44,7 +44,7 @@ BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
  * and for all, new sites are kept without their object. This code has nearly no branches, because the verifier reaches
  * it on many paths.
  */
-static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
+static __always_inline struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
 {
 	struct site *site = which ? sites_1.lookup(key) : sites_0.lookup(key);
 	u32 zero = 0;
@@ -68,7 +68,7 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
-static inline __attribute__((always_inline)) u32 count_short(struct thread *thread, struct ended *e)
+static __always_inline u32 count_short(struct thread *thread, struct ended *e)
 {
 	thread->short_waits += 1;
 	thread->short_ns += e->off_ns;
@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) u32 count_short(struct thread *thre
 /*
  * Count a wait that gets no stack because it is filtered out or short. Return its kind, or KIND_NONE if it gets one.
  */
-static inline __attribute__((always_inline)) u32 count_without_site(struct config *c, u32 state, struct thread *thread, struct ended *e)
+static __always_inline u32 count_without_site(struct config *c, u32 state, struct thread *thread, struct ended *e)
 {
 	if (e->off_ns > c->max_ns || !(state & c->states)) {
 		thread->filtered_waits += 1;
@@ -93,7 +93,7 @@ static inline __attribute__((always_inline)) u32 count_without_site(struct confi
 }
 
 /* Count a wait at its site. Return its kind. */
-static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct thread *thread, struct ended *e)
+static __always_inline u32 count_at_site(u32 which, struct thread *thread, struct ended *e)
 {
 	struct site *site = site_of(which, &e->key, thread);
 
@@ -114,7 +114,7 @@ static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct
 }
 
 /* Count a wait of any kind in its thread. */
-static inline __attribute__((always_inline)) void count_wait(struct thread *thread, struct ended *e, u32 kind)
+static __always_inline void count_wait(struct thread *thread, struct ended *e, u32 kind)
 {
 	if (!thread->waits) {
 		thread->first_kind = kind;

@@ -25,7 +25,7 @@
  */
 BPF_PERCPU_ARRAY(thinning, struct thinning, 1);
 
-static inline __attribute__((always_inline)) struct thinning *thinning_of_cpu(void)
+static __always_inline struct thinning *thinning_of_cpu(void)
 {
 	u32 zero = 0;
 
@@ -33,7 +33,7 @@ static inline __attribute__((always_inline)) struct thinning *thinning_of_cpu(vo
 }
 
 /* Return the minimum of a CPU that has doubled it `level` times. */
-static inline __attribute__((always_inline)) u64 raised_min_ns(struct config *c, u64 level)
+static __always_inline u64 raised_min_ns(struct config *c, u64 level)
 {
 	u64 lowest_ns = c->min_ns > LOWEST_MIN_NS ? c->min_ns : LOWEST_MIN_NS;
 	u64 most_ns = c->min_ns > THIN_BELOW_NS ? c->min_ns : THIN_BELOW_NS;
@@ -43,16 +43,16 @@ static inline __attribute__((always_inline)) u64 raised_min_ns(struct config *c,
 }
 
 /* Return the time since `then_ns`, or 0 if that is later: an interrupt has set it, or the clock was adjusted. */
-static inline __attribute__((always_inline)) u64 elapsed_ns(u64 then_ns, u64 now_ns)
+static __always_inline u64 elapsed_ns(u64 then_ns, u64 now_ns)
 {
 	return now_ns > then_ns ? now_ns - then_ns : 0;
 }
 
 /*
- * End the period if it is over, and lower the minimum if the load allows it. It lasted longer if there were no waits after
- * its first second: each further second lowers the minimum, too.
+ * End the period if it is over, and lower the minimum if the load allows it. It lasted longer if there were no waits
+ * after its first second: each further second lowers the minimum, too.
  */
-static inline __attribute__((always_inline)) void end_period(struct config *c, struct thinning *t, u64 now_ns)
+static __always_inline void end_period(struct config *c, struct thinning *t, u64 now_ns)
 {
 	u64 passed_ns = elapsed_ns(t->since_ns, now_ns);
 
@@ -71,7 +71,7 @@ static inline __attribute__((always_inline)) void end_period(struct config *c, s
  * Return whether a wait that reached the requested minimum gets no stack all the same, and count it then. A wait that
  * may be an outlier always gets one.
  */
-static inline __attribute__((always_inline)) bool is_thinned(struct config *c, struct thinning *t, u64 now_ns, u64 off_ns)
+static __always_inline bool is_thinned(struct config *c, struct thinning *t, u64 now_ns, u64 off_ns)
 {
 	end_period(c, t, now_ns);
 	if (off_ns >= raised_min_ns(c, t->level) || off_ns >= c->least_threshold_ns)
@@ -87,11 +87,11 @@ static inline __attribute__((always_inline)) bool is_thinned(struct config *c, s
 }
 
 /*
- * Return whether a request gets stacks, of which nobody knows yet how long it will take: it does if one like it, of the same
- * disk or process, has been slow within the last second, and so does one per CPU and THIN_SAMPLE_NS. `slow_ns`: when one
- * was; `sampled_ns`: when this CPU took the last sample. Either may be NULL.
+ * Return whether a request gets stacks, of which nobody knows yet how long it will take: it does if one like it, of the
+ * same disk or process, has been slow within the last second, and so does one per CPU and THIN_SAMPLE_NS. `slow_ns`:
+ * when one was; `sampled_ns`: when this CPU took the last sample. Either may be NULL.
  */
-static inline __attribute__((always_inline)) bool may_be_slow(struct config *c, struct thinning *t, u64 *slow_ns, u64 *sampled_ns, u64 now_ns)
+static __always_inline bool may_be_slow(struct config *c, struct thinning *t, u64 *slow_ns, u64 *sampled_ns, u64 now_ns)
 {
 	end_period(c, t, now_ns);
 	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
@@ -103,10 +103,10 @@ static inline __attribute__((always_inline)) bool may_be_slow(struct config *c, 
 }
 
 /*
- * Charge this CPU for the stacks of a wait or a waker that were begun at `began_ns`, and raise the minimum if its time is
- * used up.
+ * Charge this CPU for the stacks of a wait or a waker that were begun at `began_ns`, and raise the minimum if its time
+ * is used up.
  */
-static inline __attribute__((always_inline)) void charge_stacks(struct config *c, struct thinning *t, u64 began_ns)
+static __always_inline void charge_stacks(struct config *c, struct thinning *t, u64 began_ns)
 {
 	u64 now_ns = bpf_ktime_get_ns(), took_ns = elapsed_ns(began_ns, now_ns);
 

@@ -41,15 +41,15 @@ struct copy {
 	char stack[UNWIND_KB * 1024]; /* during the unwind: the last `bytes` that were read, from address `from` on */
 	u64 from;
 	u64 bytes;
-	u64 words[2];                 /* result of read_stack() */
-	u64 round;                    /* ROUNDS */
-	struct memo memo;             /* of the unwind in progress (memo.c) */
-	u64 bp_at;                    /* where the unwind has read the frame pointer; 0: that is noted in `memo` */
-	u64 verified_id;              /* id of the stack that is being checked; 0: none is */
-	u64 misses;                   /* waits of this thread since its memo was last of use */
-	u64 differs;                  /* a word differs from the memo's */
+	u64 words[2];     /* result of read_stack() */
+	u64 round;        /* ROUNDS */
+	struct memo memo; /* of the unwind in progress (memo.c) */
+	u64 bp_at;        /* where the unwind has read the frame pointer; 0: that is noted in `memo` */
+	u64 verified_id;  /* id of the stack that is being checked; 0: none is */
+	u64 misses;       /* waits of this thread since its memo was last of use */
+	u64 differs;      /* a word differs from the memo's */
 #ifdef REG_LINK
-	u64 link;                     /* value of x30; 0: unknown */
+	u64 link; /* value of x30; 0: unknown */
 #endif
 };
 /*
@@ -58,13 +58,13 @@ struct copy {
  * of the scheduler, which neither preempts nor migrates there; on_exit() may be interrupted, but an interrupt can only
  * wake threads, which is AT_WAKING. Wakeups hold a lock with interrupts off.
  */
-BPF_ARRAY(copy_scratch, struct copy, SLOTS * CPUS);
+BPF_ARRAY(copy_scratch, struct copy, (SLOTS * CPUS));
 
 /*
  * Send a piece of the stack to user space, with the frames unwound so far: user space continues from `head->sp`. Return
  * the id of the copy, or that of the stack along frame pointers if no copy can be made.
  */
-static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot, struct copy *copy)
+static __always_inline u64 copy_stack(void *ctx, u32 slot, struct copy *copy)
 {
 	u32 zero = 0;
 	s64 *left = copies_left.lookup(&zero);
@@ -120,7 +120,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
  * Read the word of the stack at `at`, and the one above it, into copy->words, together with what is around them:
  * reading 1 KB takes only half as long again as 8 bytes.
  */
-static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, u64 at)
+static __always_inline bool read_stack(struct copy *copy, u64 at)
 {
 	u64 off = at - copy->from;
 
@@ -152,7 +152,7 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
  * caller's x29. After a step that follows frame pointers alone the stack pointer is unknown, so all further steps must
  * do the same.
  */
-static inline __attribute__((always_inline)) u32 link_register_step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
+static __always_inline u32 link_register_step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
 {
 	struct copy_head *head = &copy->head;
 	u64 words[4], cfa_kind = rule->cfa_kind, saved = rule->saved, link = copy->link;
@@ -213,7 +213,7 @@ static inline __attribute__((always_inline)) u32 link_register_step(struct copy 
  * Make one step by `rule`, from the state in `head` to the caller. Only ip, sp and the frame pointer are tracked: a
  * rule that needs other registers is CFA_UNSUPPORTED. Return 0, or enum end.
  */
-static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
+static __always_inline u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
 {
 	struct copy_head *head = &copy->head;
 	u64 words[7], cfa_kind = rule->cfa_kind;
@@ -276,7 +276,7 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 }
 
 /* Set the state of the unwind to where the thread entered the kernel. */
-static inline __attribute__((always_inline)) void set_leaf_registers(struct copy_head *head)
+static __always_inline void set_leaf_registers(struct copy_head *head)
 {
 	head->pc = head->at = *(u64 *)((char *)head->registers + REG_IP);
 	head->sp = *(u64 *)((char *)head->registers + REG_SP);
@@ -287,7 +287,7 @@ static inline __attribute__((always_inline)) void set_leaf_registers(struct copy
  * Unwind the user stack by rules. The state of the unwind is in a map, where the verifier tracks no values: otherwise
  * it would follow each of the hundreds of paths on which 128 steps can end.
  */
-static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
+static __always_inline u64 unwind_by_rules(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 	u32 at = bpf_get_smp_processor_id() * SLOTS + slot;

@@ -43,7 +43,7 @@ struct scratch {
 };
 BPF_PERCPU_ARRAY(scratch, struct scratch, SLOTS);
 
-static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
+static __always_inline struct hash_keys *hash_keys(void)
 {
 	u32 slot = AT_SWITCH;
 	struct scratch *s = scratch.lookup(&slot);
@@ -56,7 +56,7 @@ static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
  * one exit only, because the verifier follows each one to the end of the program, and takes the depth from the map,
  * because the verifier of 6.1 would follow each depth there.
  */
-static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
+static __always_inline u64 id_of(struct stack *stack, u32 depth)
 {
 	struct hash_keys *keys = &((struct scratch *)stack)->keys;
 	struct hash *hash = &((struct scratch *)stack)->hash;
@@ -80,7 +80,7 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 
 #include "python.c"
 
-static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
+static __always_inline u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
 {
 	u32 total = with_python(slot, stack, depth);
 	stack->end |= (u64)MEMBER(u32, current_task(), TASK_EXECS) << END_EXECS_SHIFT;
@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 }
 
 /* Unwind the user stack along frame pointers, with the kernel's own unwinder. */
-static inline __attribute__((always_inline)) u64 frame_pointer_stack(void *ctx, u32 slot)
+static __always_inline u64 frame_pointer_stack(void *ctx, u32 slot)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 
@@ -144,7 +144,7 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 }
 #endif
 
-static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid, u32 flags)
+static __always_inline u64 user_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid, u32 flags)
 {
 #if USER_STACKS
 	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* the files of processes outside cannot be read */

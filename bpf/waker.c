@@ -40,20 +40,21 @@ BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
 struct waking {
 	struct wake wake;
 	struct waker waker;
-	u64 interrupted;   /* number of stack frames of the interrupt that is the waker; 0: the waker is a thread */
-	u64 returning;     /* 1: the waker is a thread returning from an interrupt, whose entry code is on the stack */
+	u64 interrupted; /* number of stack frames of the interrupt that is the waker; 0: the waker is a thread */
+	u64 returning;   /* 1: the waker is a thread returning from an interrupt, whose entry code is on the stack */
 	u64 depth;
 };
 BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
 
-static inline __attribute__((always_inline)) u64 kept_id(struct hash *hash, struct hash_keys *keys)
+static __always_inline u64 kept_id(struct hash *hash, struct hash_keys *keys)
 {
 	u64 id = hash_end(hash, keys) & ~OBJECT_ID_BIT;
 
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
-static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct storm_key *burst, u64 waker, u64 woken, u64 brief_runs, bool make)
+static __always_inline void add_to_storm(u32 which, struct storm_key *burst, u64 waker, u64 woken, u64 brief_runs,
+					 bool make)
 {
 	struct storm_key key = {.at_ns = burst->at_ns, .by = burst->by};
 	struct storm *storm = which ? storms_1.lookup(&key) : storms_0.lookup(&key);
@@ -83,7 +84,7 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
  * Count it in the storm if the thread ran only briefly. Called when a thread that was woken in a burst is switched out
  * by itself.
  */
-static inline __attribute__((always_inline)) void count_brief_run(struct record *r, u32 which, u64 now_ns)
+static __always_inline void count_brief_run(struct record *r, u32 which, u64 now_ns)
 {
 	if (now_ns - r->switched_in_ns < BRIEF_RUN_NS)
 		add_to_storm(which, &r->storm, 0, 0, 1, r->storm.is_storm);
@@ -91,7 +92,8 @@ static inline __attribute__((always_inline)) void count_brief_run(struct record 
 }
 
 /* Count a wakeup in the waker's current burst, and in a storm once that has STORM wakeups. */
-static inline __attribute__((always_inline)) void add_to_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
+static __always_inline void add_to_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain,
+					 u64 now_ns)
 {
 	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
@@ -130,17 +132,16 @@ static inline __attribute__((always_inline)) void add_to_burst(struct record *r,
 	r->storm.is_storm = b->wakings >= STORM;
 	r->switched_in_ns = ~0ULL; /* keeps now_ns - switched_in_ns large until it is switched in */
 	if (b->wakings >= STORM)
-		add_to_storm(*(volatile u32 *)active & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0,
-			     true);
+		add_to_storm(*(volatile u32 *)active & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0, true);
 }
 
-static inline __attribute__((always_inline)) bool is_in_code(struct code *code, u64 frame)
+static __always_inline bool is_in_code(struct code *code, u64 frame)
 {
 	return frame - code->start < code->bytes;
 }
 
 /* Return the id of the waker's kernel stack. If it is an interrupt, the stack is cut at its entry. */
-static inline __attribute__((always_inline)) u64 waker_kernel_stack(void *ctx, struct config *c, struct waking *w)
+static __always_inline u64 waker_kernel_stack(void *ctx, struct config *c, struct waking *w)
 {
 	u32 slot = AT_WAKING;
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
@@ -165,7 +166,7 @@ static inline __attribute__((always_inline)) u64 waker_kernel_stack(void *ctx, s
 	return keep_kernel_stack(stack, w->interrupted ? w->interrupted : w->depth);
 }
 
-static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
+static __always_inline u64 keep_waker(struct waker *w)
 {
 	u64 *name = (u64 *)w->comm;
 	struct hash_keys *keys = hash_keys();
@@ -186,7 +187,7 @@ static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
 }
 
 /* Build the chain behind the waker whose record is `r`: what ended its last wait, and so on, up to `depth`. */
-static inline __attribute__((always_inline)) void find_chain(struct wake *wake, struct record *r, u32 depth)
+static __always_inline void find_chain(struct wake *wake, struct record *r, u32 depth)
 {
 	u64 id = r ? r->wake : NO_WAKE;
 	struct wake *previous = id < FIRST_ID ? 0 : wakes.lookup(&id);
@@ -217,7 +218,7 @@ static inline __attribute__((always_inline)) void find_chain(struct wake *wake, 
 		wake->end = FIRST_ID;
 }
 
-static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
+static __always_inline u64 id_of_wake(struct wake *wake)
 {
 	struct hash_keys *keys = hash_keys();
 	struct hash hash = {};
@@ -240,7 +241,7 @@ static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
 }
 
 /* Record what wakes the off-CPU thread `task`, whose record is `r`. */
-static inline __attribute__((always_inline)) void find_waker(void *ctx, struct config *c, struct record *r, struct task_struct *task)
+static __always_inline void find_waker(void *ctx, struct config *c, struct record *r, struct task_struct *task)
 {
 	u32 zero = 0;
 	u64 now_ns = bpf_ktime_get_ns(), host = bpf_get_current_pid_tgid();
@@ -252,7 +253,8 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	struct thinning *t = thinning_of_cpu();
 	if (t)
 		end_period(c, t, now_ns);
-	if (off_ns < c->requested_min_ns || (t && off_ns < raised_min_ns(c, t->level) && off_ns < c->least_threshold_ns)) {
+	if (off_ns < c->requested_min_ns ||
+	    (t && off_ns < raised_min_ns(c, t->level) && off_ns < c->least_threshold_ns)) {
 		r->wake = WAKE_SHORT;
 		return;
 	}
@@ -275,7 +277,8 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		bpf_get_current_comm(w->waker.comm, sizeof(w->waker.comm));
 		w->waker.user = user_stack(ctx, AT_WAKING, current, pid, tid, flags);
 		of_waker = record_of(current, false);
-		if (of_waker && (of_waker->selection != c->selection || !is_selected(c, current, true, pid, tid, flags)))
+		if (of_waker &&
+		    (of_waker->selection != c->selection || !is_selected(c, current, true, pid, tid, flags)))
 			of_waker = 0;
 	}
 #ifndef PROBE_SWITCH

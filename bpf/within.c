@@ -28,17 +28,17 @@
 
 #ifdef WITHIN
 struct call {
-	u64 sp;            /* address of its return address; 0: no call */
+	u64 sp; /* address of its return address; 0: no call */
 	u64 returns_to;
 	u64 began_ns;
-	u64 offcpu_ns;     /* sum of the ended waits in it */
+	u64 offcpu_ns; /* sum of the ended waits in it */
 	u64 runqueue_ns;
 };
 
 struct calls {
 	u64 returned;
-	u64 abandoned;     /* left by longjmp or an exception, or the thread exited: duration unknown */
-	u64 total_ns;      /* this and the fields below: of the calls that returned */
+	u64 abandoned; /* left by longjmp or an exception, or the thread exited: duration unknown */
+	u64 total_ns;  /* this and the fields below: of the calls that returned */
 	u64 offcpu_ns;
 	u64 runqueue_ns;
 	u64 max_ns;
@@ -47,8 +47,8 @@ struct calls {
 
 struct calls_now {
 	u64 calls;
-	u64 began_ns;      /* of the oldest */
-	u64 tid;           /* of the last one seen: a scan may see a thread twice in a row */
+	u64 began_ns; /* of the oldest */
+	u64 tid;      /* of the last one seen: a scan may see a thread twice in a row */
 };
 
 BPF_PERCPU_ARRAY(within_calls, struct calls, 2);
@@ -59,7 +59,7 @@ BPF_TABLE("hash", u64, struct call, within_call, THREADS);
 BPF_TASK_STORAGE(within_call, struct call);
 #endif
 
-static inline __attribute__((always_inline)) struct call *call_of(void *task, bool make)
+static __always_inline struct call *call_of(void *task, bool make)
 {
 #ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) struct call *call_of(void *task, bo
  * Drop the current thread's wait in progress if there is one: its end was missed, because the thread runs. Otherwise
  * the next switch-in, outside of the function, would end it.
  */
-static inline __attribute__((always_inline)) void drop_missed_wait(u32 which)
+static __always_inline void drop_missed_wait(u32 which)
 {
 	struct record *r = record_of(current_task(), false);
 
@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) void drop_missed_wait(u32 which)
 }
 
 /* End a call of the current thread. Sums are per CPU, but added atomically: the thread may lose the CPU meanwhile. */
-static inline __attribute__((always_inline)) void end_call(struct call *call, bool returns)
+static __always_inline void end_call(struct call *call, bool returns)
 {
 	u32 zero = 0;
 	u32 *active = active_buffer.lookup(&zero);
@@ -124,7 +124,7 @@ static inline __attribute__((always_inline)) void end_call(struct call *call, bo
 }
 
 /* Return whether the thread is in a call. `is_current`: its user stack pointer can be checked. */
-static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_current)
+static __always_inline bool is_inside(void *task, bool is_current)
 {
 	struct call *call = call_of(task, false);
 	u64 sp = 0, returns_to = 0;
@@ -134,18 +134,19 @@ static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_
 	if (!is_current)
 		return true;
 	bpf_probe_read_kernel(&sp, sizeof(sp), (char *)bpf_task_pt_regs(current_task()) + REG_SP);
-	if (sp <= call->sp && (bpf_probe_read_user(&returns_to, sizeof(returns_to), (void *)call->sp) || returns_to == call->returns_to))
+	if (sp <= call->sp &&
+	    (bpf_probe_read_user(&returns_to, sizeof(returns_to), (void *)call->sp) || returns_to == call->returns_to))
 		return true;
 	end_call(call, false);
 	return false;
 }
 
-static inline __attribute__((always_inline)) bool is_selected(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+static __always_inline bool is_selected(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
 	return passes_filters(c, task, is_current, pid, tid, flags) && is_inside(task, is_current);
 }
 
-static inline __attribute__((always_inline)) void add_to_call(void *task, u64 off_ns, u64 runqueue_ns)
+static __always_inline void add_to_call(void *task, u64 off_ns, u64 runqueue_ns)
 {
 	struct call *call = call_of(task, false);
 
@@ -156,7 +157,7 @@ static inline __attribute__((always_inline)) void add_to_call(void *task, u64 of
 }
 
 /* End a thread's call, because it exits or calls exec. */
-static inline __attribute__((always_inline)) void forget_call(void *task)
+static __always_inline void forget_call(void *task)
 {
 	struct call *call = call_of(task, false);
 
@@ -170,7 +171,7 @@ static inline __attribute__((always_inline)) void forget_call(void *task)
 }
 
 /* Count a thread's call in progress, if it has one. */
-static inline __attribute__((always_inline)) void note_call_in_progress(void *task)
+static __always_inline void note_call_in_progress(void *task)
 {
 	u32 zero = 0, tid = MEMBER(u32, task, TASK_PID);
 	struct calls_now *now = within_now.lookup(&zero);
@@ -193,7 +194,8 @@ int on_call(void *ctx)
 	struct config *c = config.lookup(&zero);
 	struct task_struct *task = current_task();
 
-	if (!c || !c->self || !find_shown_ids(task, host, &pid, &tid) || !passes_filters(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+	if (!c || !c->self || !find_shown_ids(task, host, &pid, &tid) ||
+	    !passes_filters(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 		return 0;
 	struct call *call = call_of(task, true);
 	if (!call || sp < call->sp)

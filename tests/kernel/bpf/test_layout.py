@@ -66,12 +66,12 @@ def fields_of(struct_name: str) -> list[str]:
     """Return the struct's field names, in the order of the header."""
     found = re.search(rf"^struct {struct_name} \{{(.*?)^\}};", _header(), re.MULTILINE | re.DOTALL)
     assert found, f"no struct {struct_name} in offcpu.h"
-    code = re.sub(r"/\*.*?\*/", "", found[1], flags=re.DOTALL)
-    return re.findall(r"(\w+)(?:\[[^]]*\])?;", code)
+    return re.findall(r"(\w+)(?:\[[^]]*\])?;", found[1])
 
 
 def _header() -> str:
-    return (paths.bpf() / "offcpu.h").read_text()
+    """Return offcpu.h without its comments."""
+    return re.sub(r"/\*.*?\*/", "", (paths.bpf() / "offcpu.h").read_text(), flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ LANES_OF = [0, 1, 511, 512, 513, 1023, 1024, *(1 << n for n in range(11, 64)), *
 
 def constants() -> list[str]:
     """Return the names of constants defined on both sides."""
-    names = set(re.findall(r"^#define (\w+) +(?!asm)\S", _header(), re.MULTILINE))
+    names = set(re.findall(r"^#define ([A-Z]\w+) +(?!asm)\S", _header(), re.MULTILINE))
     for values in re.findall(r"^enum \w+ \{(.*?)\};", _header(), re.MULTILINE | re.DOTALL):
         names.update(re.findall(r"([A-Z]\w+)", values))
     return sorted(names)
