@@ -1,6 +1,6 @@
 """Pace reads a Source at regular times: the first tick comes early, the others after whole delays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from threading import Condition
 from time import monotonic_ns
@@ -43,14 +43,17 @@ class Pace:
         first_tick_ns: int = FIRST_TICK_NS,
         detector: OutlierDetector | None = None,
         suspects: SuspectWatch | None = None,
+        prepare: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
         """`detector`: finds outliers; None: there are no triggers, or this is a recording.
 
-        `suspects`: finds the threads that others wait for; None: that is not needed.
+        `suspects`: finds the threads that others wait for; None: that is not needed. `prepare` is called with each
+        snapshot before anything judges its waits, so that it can wait for names.
         """
         self._source = source
         self._detector = detector
         self._suspects = suspects
+        self._prepare = prepare
         self.alarm: Alarm | None = None
         """Receives the outliers of each tick."""
         self.outliers: Sequence[Outlier] = ()
@@ -69,6 +72,7 @@ class Pace:
         Errors of the source are passed on.
         """
         for snapshot in self._snapshots():
+            self._prepare(snapshot)
             tick = self._history.add(snapshot)
             found = self._suspects.tick(tick) if tick and self._suspects else NOTHING_FOUND
             if tick is not None and self._detector is not None:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+import numpy as np
+
 from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.profile import io_stacks, profile_of_rows
@@ -28,13 +30,14 @@ from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.waits import WAKE, Waits
+from offtop.model.values.stack import Frame
+from offtop.model.values.table import SITES, table_of
+from offtop.model.values.waits import USER, WAKE, Waits
 from offtop.model.values.wake import gathers
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import TreeView, View
 from offtop.model.windows.breakdown import ALL, Scope
 from offtop.model.windows.history import HistoryTick, moved_in
-from offtop.model.windows.window import Window
 from offtop.reports.list_rows import rows_of
 from offtop.reports.tick import Tick, in_progress, now_of, passing, pids_of, stacks_of
 from offtop.reports.tick_rows import waiters
@@ -77,6 +80,8 @@ def run(
     cause_finder = CauseFinder(source.names, rules)
     suspects = SuspectWatch(source, weights, rules, wanted.baseline) if weights and not wanted.folded else None
     history = history_for(categories, cause_finder, suspects, max_bytes=_HISTORY_BYTES)
+    printer = _Printer(source, wanted, cause_finder, rules)
+    names = _NewNames(source, is_patient=as_json or wanted.folded)
     pace = Pace(
         source,
         history,
@@ -84,10 +89,10 @@ def run(
         first_tick_ns=delay_ns,
         detector=outlier_actions.detector if outlier_actions else None,
         suspects=suspects,
+        prepare=names.wait,
     )
     pace.alarm = outlier_actions.alarm if outlier_actions else None
     pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
-    printer = _Printer(source, wanted, cause_finder, rules)
     looked_up = set[int]()
     printed = ungathered = since_ns = 0
     try:
@@ -97,8 +102,6 @@ def run(
             printed += 1
             if wanted.filter.needs_details:
                 looked_up = look_up(source, unfiltered, looked_up)
-            printer.wait_for_names(unfiltered, _user_stacks(unfiltered.window), are_few=not (as_json or wanted.folded))
-            unfiltered = history.refresh_newest() or unfiltered
             latest = history.latest
             blocked = in_progress(latest, unfiltered.idle, 0) if as_json and latest else history.stuck(unfiltered)
             if as_json or wanted.filter.needs_peers:
@@ -120,7 +123,6 @@ def run(
                 lifetime = passing(ever, wanted.filter, cause_finder) if ever else None
                 out.write(printer.tables(tick, lifetime, pace.outliers, found, width))
             out.flush()
-            printer.is_first = False
     finally:
         out.writelines(f"{line}\n" for line in folded.lines(printer.sums))
     if ungathered:
@@ -137,14 +139,10 @@ class _Printer:
         self._comparison = Comparison(wanted.baseline, rules) if wanted.baseline else None
         self.sums: dict[str, int] = {}
         """Folded stacks of all ticks, in ns."""
-        self.is_first = True
-        """No tick has been printed yet, so many names are unknown."""
 
-    def wait_for_names(self, tick: HistoryTick, stacks: Iterable[int], *, are_few: bool = False) -> None:
-        """Wait until the frames of `stacks` have names. `are_few`: tables show few of them, so do not wait for long."""
-        catalog = tick.window.catalog
-        unnamed = {frame for stack in stacks for frame in catalog.stack(stack).frames if not frame.name}
-        self._source.wait_for_names(unnamed, _NAMES_SECONDS if self.is_first and not are_few else _LATER_SECONDS)
+    def wait_for_names(self, tick: HistoryTick, stacks: Iterable[int]) -> None:
+        """Wait until the frames of `stacks` have names."""
+        self._source.wait_for_names(_unnamed(tick.window.catalog, stacks), _LATER_SECONDS)
 
     def add_up(self, tick: Tick, moved: Tick | None) -> None:
         """Add a tick, and what moved in it, to the folded stacks."""
@@ -222,6 +220,31 @@ class _Printer:
         )
 
 
+class _NewNames:
+    """Waits for the names of functions in new user stacks, because rules and suspects judge waits by them."""
+
+    def __init__(self, source: Source, *, is_patient: bool) -> None:
+        """`is_patient`: the first tick may wait for all the names of a large binary."""
+        self._source = source
+        self._seconds = itertools.chain(
+            [_NAMES_SECONDS if is_patient else _LATER_SECONDS], itertools.repeat(_LATER_SECONDS)
+        )
+        self._known = set[int]()
+        """Stacks whose names have been waited for."""
+        self._has_begun = False
+
+    def wait(self, snapshot: Snapshot) -> None:
+        """Wait for the names of those in `snapshot`; not in the first one, with which the first tick begins."""
+        if not self._has_begun:
+            self._has_begun = True
+            return
+        sites = table_of(SITES, snapshot.sites)
+        users = np.concatenate((sites.ids[sites.present, USER], Waits.of(snapshot.waiting).list.sites[:, USER]))
+        new = set(np.unique(users).tolist()) - self._known
+        self._source.wait_for_names(_unnamed(snapshot.catalog, new), next(self._seconds))
+        self._known |= new
+
+
 class _EndsFinder(NamedTuple):
     """Passes snapshots on to `recorder`, and requests the other ends from the source.
 
@@ -243,8 +266,8 @@ def _stacks_at(site: SiteKey, catalog: Catalog) -> set[int]:
     return {site.kernel, site.user} | (catalog.wake(site.wake).stacks if site.wake else set[int]())
 
 
-def _user_stacks(window: Window) -> set[int]:
-    return {key.user for key, _ in window.each_site()}
+def _unnamed(catalog: Catalog, stacks: Iterable[int]) -> set[Frame]:
+    return {frame for stack in stacks for frame in catalog.stack(stack).frames if not frame.name}
 
 
 def look_up(source: Source, tick: HistoryTick, looked_up: Collection[int]) -> set[int]:

@@ -6,10 +6,15 @@ import json
 import pytest
 
 from offtop import paths
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
+from offtop.model.classify.suspect import Found
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.stack import Frame
 from offtop.model.values.wake import OFFCPU, WAKEUP
+from offtop.model.windows.history import HistoryTick
 from offtop.reports import batch, tick_text
 from offtop.reports.wanted import Wanted
 from tests.model.machine import WEIGHTS
@@ -84,6 +89,34 @@ def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
     programs = {one["name"]: (one["idle_ns"], one["standing_ns"]) for one in tick["programs"]}
     assert programs == {"sort": (0, second), "nginx": (second, 0), "mysqld": (0, 0)}
     assert tick["standing"] == 1
+
+
+class LateNames(ScriptedSource):
+    """Its functions have no names yet. Counts those whose names were waited for."""
+
+    waited_for = 0
+
+    def read(self) -> Snapshot | None:
+        if (snapshot := super().read()) is not None:
+            for number, stack in snapshot.catalog.stacks.items():
+                frames = tuple(f._replace(name="") if f.file == "/usr/bin/it" else f for f in stack.frames)
+                snapshot.catalog.stacks[number] = stack._replace(frames=frames)
+        return snapshot
+
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+        self.waited_for += len(frames)
+
+
+def test_suspects_are_looked_for_when_functions_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, judged, tick = LateNames(BANKS, ticks=2, ends=True), list[int](), SuspectWatch.tick
+
+    def judge(watch: SuspectWatch, seen: HistoryTick) -> Found:
+        judged.append(source.waited_for)
+        return tick(watch, seen)
+
+    monkeypatch.setattr(SuspectWatch, "tick", judge)
+    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=False, width=0, out=io.StringIO(), weights=WEIGHTS)
+    assert judged[0] == max(len(row.user) for row in BANKS), "without names, only their number tells them apart"
 
 
 def test_system_call_names_are_escaped_in_json() -> None:
