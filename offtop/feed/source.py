@@ -50,6 +50,11 @@ class Source(Protocol):
         ...
 
     @property
+    def since_ns(self) -> int:
+        """When it began to measure (CLOCK_MONOTONIC): for a clip, before its first tick. 0: with its first tick."""
+        ...
+
+    @property
     def host(self) -> str: ...
 
     @property
@@ -194,6 +199,10 @@ class LiveFeed:
     @property
     def interruption(self) -> str:
         return ""
+
+    @property
+    def since_ns(self) -> int:
+        return 0
 
     @property
     def notices(self) -> Sequence[str]:

@@ -52,7 +52,7 @@ class SuspectWatch:
         """Return the sites of standing waits. Implements FindStanding of History."""
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
-        begin_ns = window.at_ns - window.span_ns
+        begin_ns = self._source.since_ns or window.at_ns - window.span_ns
         self._since_ns = begin_ns if self._since_ns is None else min(self._since_ns, begin_ns)
         self._waits = WaitsOfTick(
             snapshot, window, blocked, every, self._weights, self._causes, self._peers, self._ended, self._since_ns
@@ -68,6 +68,11 @@ class SuspectWatch:
         while len(self._found) > _MOST_KEPT:
             del self._found[next(iter(self._found))]
         return found
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether standing waits are known as of the newest tick."""
+        return self._waits is not None and self._waits.has_settled
 
     def at(self, number: int) -> Found:
         """Return the suspects of the tick of that number; none if it is no longer kept."""

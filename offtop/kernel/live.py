@@ -115,6 +115,7 @@ class LiveSource(LiveFeed):
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._keep_ns = keep_ns
         self._closed = self._was_last = False
+        self._since_ns = 0
         self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
         self._files = _Counter[FileCalls]("file operations")
@@ -172,6 +173,10 @@ class LiveSource(LiveFeed):
         no_names = f"Function names and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
         unconfined = self._watched.notice if self._watched else ""
         return [*filter(None, (no_symbols, self._inaccessible, no_names, unconfined)), *self._program.notices]
+
+    @property
+    def since_ns(self) -> int:
+        return self._since_ns
 
     @property
     def host(self) -> str:
@@ -276,6 +281,7 @@ class LiveSource(LiveFeed):
             parts.wakes.forget(dropped, set())
         parts.peers.publish()
         at_ns = stages.snapshot_ns = flipped.at_ns
+        self._since_ns = self._since_ns or at_ns
         cost, missed = parts.cost.read(at_ns, parts.config.settings.helper_pids)
         parts.user_stacks.fill(at_ns, cost.cpu_pct)
         thinned = self._thinned.read(at_ns, self._budget, in_effect.min_ns, parts.drain.thinning())

@@ -11,6 +11,8 @@ BESIDE = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite creates beside a database."""
 ABOUT = {"kernel": "kernel", "switch-in probe": "door", "run-queue time": "run-queue time"}
 """What a source says about itself → the key in `about` under which it is stored."""
+SINCE = "since_ns"
+"""Key in `about`: when the source began to measure (CLOCK_MONOTONIC). A clip begins later, a file that is full, too."""
 NOTICE = "notice "
 """Prefix of keys in `about`: each of their values is a sentence about something that the recording machine lacked."""
 FORMAT = 2

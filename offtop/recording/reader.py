@@ -88,6 +88,12 @@ class Recording:
     def host(self) -> str:
         return self.about.get("host", "?")
 
+    @property
+    def since_ns(self) -> int:
+        """See Source.since_ns; 0 if the recording is of an older offtop."""
+        since = self.about.get(file_format.SINCE, "")
+        return int(since) if since.isdecimal() and since.isascii() else 0
+
     def number_at(self, taken_ns: int) -> int:
         """Return the last tick taken by `taken_ns` (CLOCK_REALTIME), or the first tick."""
         found = self._number(

@@ -59,6 +59,7 @@ class RecordedSource:
         try:
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
             began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
+            self._since_ns = min(recording.since_ns, recording.at_ns(recording.first))
             recorded = Recorded(
                 recording.host, began_ns, ended_ns, measured_ns, recording.has_files, recording.has_disks
             )
@@ -96,6 +97,10 @@ class RecordedSource:
     @property
     def host(self) -> str:
         return self._recording.host
+
+    @property
+    def since_ns(self) -> int:
+        return self._since_ns
 
     @property
     def notices(self) -> Sequence[str]:

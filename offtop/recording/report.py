@@ -210,8 +210,8 @@ class _Totals:
         self._longest: list[_Longest] = []
         self._wakers = _Wakers(source.names)
         self._suspects: dict[tuple[str, ...], _Suspected] = {}
-        self._busiest: tuple[float, int] = (0.0, 0)
-        """Most waiting threads in a tick, and when it was taken."""
+        self._busiest: tuple[bool, float, int] = (False, 0.0, 0)
+        """Whether standing waits were known, most waiting threads in a tick, and when it was taken."""
         self._ticks = 0
         self._files_ns = self._disks_ns = 0
         """Spans in which file operations, and requests to disks, were counted."""
@@ -229,7 +229,8 @@ class _Totals:
         self._windows.append(tick.window)
         if len(self._windows) == _MERGED_AT_ONCE:
             self._windows = [_without_exited(merge(self._windows), snapshot)]
-        self._busiest = max(self._busiest, (_waiting_threads(tick), tick.taken_ns))
+        has_settled = self._watch is None or self._watch.has_settled
+        self._busiest = max(self._busiest, (has_settled, _waiting_threads(tick), tick.taken_ns))
         self._longest = _with_longest(self._longest, tick, self._source)
         self._wakers.add(tick)
         if self._watch:
@@ -248,7 +249,7 @@ class _Totals:
             window = merge(self._windows)
             lines += [
                 f"ticks: {self._ticks:,}, measured {duration(window.span_ns)}",
-                f"most waiting: {threads(self._busiest[0])} at {_clock(self._busiest[1])}",
+                f"most waiting: {threads(self._busiest[1])} at {_clock(self._busiest[2])}",
                 "",
                 *_program_lines(window, last.idle, self._source, stuck, self._cause_finder),
                 *_file_lines(window, self._files_ns),

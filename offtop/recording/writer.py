@@ -215,6 +215,8 @@ class Recorder:
         self._check_room()
         with _transaction(database):
             self._write(database, written)
+            if not self.bytes_written and (since_ns := self._source.since_ns):  # known from the first tick on
+                database.execute("INSERT INTO about VALUES (?, ?)", (file_format.SINCE, str(since_ns)))
         if written.used:
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self.bytes_written = self._bytes_of(database)

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 from offtop import paths
+from offtop.feed.pace import Pace
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.classify import suspect_weights
 from offtop.model.classify.cause_finder import CauseFinder
@@ -33,6 +36,9 @@ from offtop.model.windows.breakdown import (
 from offtop.model.windows.history import FindStanding, History, HistoryTick, moved_in, none_standing
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window, merge
+from offtop.person import person
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
 from tests.model.machine import CATEGORIES, RULES, WEIGHTS
 from tests.model.windows.test_history import never
 from tests.model.world import BOOK, IDLE, Step, snapshots, stretches
@@ -47,6 +53,12 @@ WRITER = Waits("yes", 70, "yes", 70, "pipe", "pipe_write", waits_on=True)
 class _Source(ScriptedSource):
     blockers: Mapping[ThreadKey, tuple[Blocker, ...]] = {}
     """What must act before which thread can go on, from now on."""
+
+    began_ns = 0
+
+    @property
+    def since_ns(self) -> int:
+        return self.began_ns
 
     def after(self, seconds: int) -> Snapshot:
         return replace(super().after(seconds), blockers=self.blockers)
@@ -93,6 +105,24 @@ def test_no_wait_is_standing_in_the_first_ten_seconds() -> None:
     watched = _Watched(OLD, READER._replace(pid=61, tid=61), weights=weights)
     assert leaves(watched.ticks(9)) == {PIPE_WAIT: 2000}
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 1000, STANDS: 1000}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_clip_knows_how_long_offtop_had_measured_before(tmp_path: Path, is_known: bool) -> None:
+    weights = suspect_weights.parse(paths.suspects().read_text())
+    watched = _Watched(OLD, weights=weights)
+    last = watched.ticks(15)
+    watched.source.began_ns = last.at_ns - 15 * SECOND if is_known else 0
+    clip = Recorder(tmp_path / "clip", watched.source, person(), leave_bytes=0, past=True)
+    for snapshot in watched.history.snapshots_of_last(5 * SECOND, last.at_ns):
+        clip.add(snapshot)
+    clip.close()
+    replayed = RecordedSource(tmp_path / "clip")
+    watch = SuspectWatch(replayed, weights, Fixed(RULES))
+    history = History(CATEGORIES.idle, never, standing=watch.standing)
+    seen = [leaves(kept) for kept in Pace(replayed, history, SECOND).ticks()]
+    assert seen == [{STANDS if is_known else PIPE_WAIT: 1000}] * 5
+    assert watch.has_settled == is_known
 
 
 def test_wait_is_standing_from_the_tick_in_which_it_is_a_minute_old_and_earlier_ticks_stay() -> None:

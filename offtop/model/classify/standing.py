@@ -103,14 +103,18 @@ class WaitsOfTick:
         """Rows of standing waits."""
 
     @property
+    def has_settled(self) -> bool:
+        """Whether offtop has measured for long enough to know standing waits."""
+        return self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
+
+    @property
     def standing_sites(self) -> SiteKeys:
         """The sites of standing waits that went on through the whole window.
 
         There are none if /proc was sampled, or in the first seconds, because then it is unknown whether other threads
         wait for them.
         """
-        has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
-        if not len(self.standing) or not has_settled or self.snapshot.sampling:
+        if not len(self.standing) or not self.has_settled or self.snapshot.sampling:
             return NO_SITES
         ids = rows_at(self.waits.sites, self.standing)
         return SiteKeys(rows_at(ids, self._window.still.mask(ids)))
