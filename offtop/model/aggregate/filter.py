@@ -43,6 +43,11 @@ _LONGEST = 500
 _MOST_WORDS = 32
 _LONGEST_SHOWN = 40
 """Of a word that an error quotes."""
+_QUOTE_IT = "; to search for the word, put it in quotes"
+_AND = f"is not needed: all words must match anyway{_QUOTE_IT}"
+_OR = f"is not known: use commas, comm=fio,dd{_QUOTE_IT}"
+_OPERATORS = {"and": _AND, "&&": _AND, "or": _OR, "||": _OR, "not": f"is not known: use !=, comm!=fio{_QUOTE_IT}"}
+"""What is wrong with words that other languages use as operators."""
 _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
 _LOW = (1 << 32) - 1
@@ -453,6 +458,8 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
     rows: list[Bound] = []
     lists: list[Text | Bound] = []
     for word in words:
+        if len(words) > 1 and word.typed.lower() in _OPERATORS:
+            raise word.wrong(_OPERATORS[word.typed.lower()])
         term = _term(word, groups, ids)
         if not isinstance(term, Ids) and term.key in _OF_LISTS:
             lists.append(term)
