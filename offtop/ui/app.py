@@ -143,7 +143,7 @@ class OfftopApp(TerminalApp):
             **{name: pane.lines for name, pane in self.controllers.panes.by_name.items()},
             **{name: partial(self._border_lines, name) for name in ("border", "border-low")},
             "alert": self._alert_line.lines,
-            "keys": lambda picture, layout: [key_bar(picture.common, layout.width, self.chosen_keys)],
+            "keys": lambda picture, layout: [key_bar(picture.common, layout, self.chosen_keys)],
         }
         """Function that draws each panel, by its id."""
         self._board = Board(self._drawings)

@@ -3,23 +3,26 @@
 from collections.abc import Iterator, Mapping
 
 from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.view import LIST
 from offtop.ui.kit.keys import KEYS, shown
+from offtop.ui.kit.layout import Layout
 from offtop.ui.kit.lines import Line
 
-_WAKEUP_KEY = "wakeup"
-"""Id of the key for wakers, which does nothing when /proc is sampled."""
 
-
-def key_bar(common: Common, width: int, chosen: Mapping[str, str]) -> Line:
-    """Return the key bar. `chosen` maps ids of KEYS to other keys."""
+def key_bar(common: Common, layout: Layout, chosen: Mapping[str, str]) -> Line:
+    """Return the keys that do something here. `chosen` maps ids of KEYS to other keys."""
+    useless = {
+        "wakeup": common.sampling is not None,
+        "account": LIST not in layout.panels or not common.view.lists_sleepers or layout.calls,
+    }
     bars = {
         row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
         for row in KEYS
-        if row.bar and not (row.id == _WAKEUP_KEY and common.sampling)
+        if row.bar and not useless.get(row.id)
     }
 
     def fitting() -> Iterator[str]:
-        room = width
+        room = layout.width
         for name in sorted(bars, key=lambda name: name not in ("help", "quit")):
             room -= len(bars[name]) + 1
             if room >= -1:
