@@ -23,7 +23,7 @@ from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.windows.history import HistoryTick
-from offtop.reports.tick_json import suspect_objects
+from offtop.reports.suspect_objects import suspect_objects
 from offtop.units import NS_PER_S
 
 HISTORY_NS, _HISTORY_BYTES = 600 * NS_PER_S, 8 << 20

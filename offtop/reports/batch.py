@@ -179,17 +179,16 @@ class _Printer:
         source, unfiltered = self._source, tick.unfiltered
         self.wait_for_names(unfiltered, stacks_of(tick) | stacks_of_suspects(found) | io_stacks(unfiltered.window))
         made = tick_json.tick_object(
-            *(
-                tick,
-                source.names,
-                self._cause_finder,
-                moved,
-                self._problems,
-                outliers,
-                self._comparison,
-                source.notices,
-            ),
-            *(found, None if source.recorded else self._wanted.listed),
+            tick,
+            source.names,
+            self._cause_finder,
+            moved,
+            self._problems,
+            outliers,
+            self._comparison,
+            source.notices,
+            suspects=found,
+            listed=None if source.recorded else self._wanted.listed,
         )
         return objects.encode(made)
 

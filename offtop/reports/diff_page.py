@@ -218,22 +218,22 @@ def _line(one: Change) -> str:
 
 
 def _json(before: Compared, after: Compared) -> str:
-    from offtop.reports import objects, tick_json  # here, so that tables start sooner
+    from offtop.reports import header_objects, objects, suspect_objects  # here, so that tables start sooner
 
     ends = {
         word: {
             "file": printable(one.name),
             "taken_ns": one.taken_ns,
             "span_ns": one.measures.span_ns,
-            "filters": tick_json.filters_object(one.filters),
-            "sampling": tick_json.sampling_object(one.sampling, one.measures.span_ns),
+            "filters": header_objects.filters_object(one.filters),
+            "sampling": header_objects.sampling_object(one.sampling, one.measures.span_ns),
         }
         for word, one in (("before", before), ("after", after))
     }
     tables = {by: [_change(one) for one in changes(before.measures, after.measures, by)] for by in PARTS}
     suspects = [
         {
-            **tick_json.suspect_names(one.name),
+            **suspect_objects.suspect_names(one.name),
             "text": printable(one.says),
             "waiting_before": round(one.before, 6),
             "waiting_after": round(one.after, 6),

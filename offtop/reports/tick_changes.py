@@ -1,0 +1,106 @@
+"""Compare a tick with a baseline, for its JSON object."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from offtop.model.aggregate.baseline_rows import Compared
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.rows import Row
+from offtop.model.classify.suspect import Found, Suspect, gone
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import (
+    SiteTotals,
+)
+from offtop.model.values.stack import Names
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.breakdown import (
+    NO_PART,
+    Part,
+    PartTuple,
+    Scope,
+    by_category,
+    by_thread,
+)
+from offtop.printable import printable
+from offtop.reports import objects
+from offtop.reports.header_objects import sampling_object
+from offtop.reports.suspect_objects import suspect_names
+from offtop.reports.tick import Tick, now_of
+
+
+class Changes:
+    """Compares a tick with a baseline."""
+
+    def __init__(
+        self,
+        tick: Tick,
+        those: Sequence[tuple[SiteKey, SiteTotals]],
+        names: Names,
+        comparison: Comparison,
+        suspects: Found,
+    ) -> None:
+        comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
+        self._span_ns = tick.unfiltered.span_ns
+        self._categories = by_category(tick.breakdown, filtered_shown=False)
+        self._threads: Mapping[tuple[int, ...], PartTuple] = by_thread(tick.shares, Scope())
+        self._sites = {key: (t.waits, t.total_ns, t.max_ns, t.histogram) for key, t in those}
+        self._of_categories = comparison.categories()(self._categories)
+        self._of_threads = comparison.threads()(self._threads)
+        self._of_sites = comparison.sites(names)(self._sites)
+        baseline = comparison.baseline
+        self.baseline = objects.Baseline(
+            file=printable(baseline.file),
+            taken_ns=baseline.taken_ns,
+            span_ns=baseline.span_ns,
+            sampling=sampling_object(baseline.sampling, baseline.span_ns),
+            gone_categories=[
+                objects.GoneCategory(name=key.name, waiting=round(before.waiting, 6))
+                for key, before in self._of_categories.gone
+            ],
+            gone_threads=[
+                objects.GoneThread(
+                    process=printable(key.process), comm=printable(key.name), waiting=round(before.waiting, 6)
+                )
+                for key, before in self._of_threads.gone
+            ],
+            gone_suspects=[
+                objects.GoneSuspect(**suspect_names(name), waiting=round(waiting, 6))
+                for name, waiting in gone(suspects, baseline.suspects or {})
+            ],
+        )
+        self._suspects = baseline.suspects
+
+    def suspect(self, one: Suspect) -> objects.SuspectChange | UnsetType:
+        if self._suspects is None:
+            return UNSET
+        before = self._suspects.get(one.name, 0.0)
+        return objects.SuspectChange(
+            waiting=round(before, 6), change=round(one.waiting - before, 6), new=not before, since_ns=one.since_ns
+        )
+
+    def category(self, name: str) -> objects.Change | None:
+        return self._change(self._of_categories, name, self._categories.get(name, NO_PART))
+
+    def thread(self, key: ThreadKey) -> objects.Change | None:
+        return self._change(self._of_threads, key, self._threads.get(key, NO_PART))
+
+    def site(self, key: SiteKey) -> objects.Change | None:
+        return self._change(self._of_sites, key, self._sites[key])
+
+    def _change(self, compared: Compared, key: Hashable, part: PartTuple) -> objects.Change | None:
+        before = compared.before.get(key)
+        if before is None:
+            return None
+        waits, total_ns, max_ns, histogram = part
+        change = Row("", "", self._span_ns, Part(waits, total_ns, max_ns, histogram), before=before).change
+        spread = before.spread(self._span_ns)
+        return objects.Change(
+            waiting=round(before.waiting, 6),
+            change=round(change.by, 6) if change else 0.0,
+            spread=None if spread is None else round(spread, 6),
+            p99_ns=before.p99_ns,
+            new=bool(change and change.is_new),
+            sure=bool(change and change.is_sure),
+        )
