@@ -13,7 +13,7 @@ from typing import cast
 import shtab
 
 from offtop import paths
-from offtop.commands import options
+from offtop.commands import option_values, options
 from offtop.model.aggregate import rows
 from offtop.model.values import wake
 from offtop.settings import config
@@ -23,7 +23,7 @@ _VALUES = {
     "mode": wake.MODES,
     "sort": rows.SORTS,
     "source": config.SOURCES,
-    "state": tuple(options.STATES),
+    "state": tuple(option_values.STATES),
     "theme": tuple(paths.theme_names()),
     "window": tuple(config._WINDOWS),  # pyright: ignore[reportPrivateUsage]
 }

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from offtop.commands import choices, options
+from offtop.commands import choices, option_groups
 from offtop.commands.run import escape_unencodable, exit_on_signals, flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.units import NS_PER_S
@@ -96,7 +96,7 @@ def _cause_names() -> dict[str, str]:
 def live_command(args: argparse.Namespace) -> list[str]:
     """Return the command that shows a host live, but for the host: this offtop, with the same look."""
     python = [sys.executable, "-I"] if sys.flags.isolated else [sys.executable]
-    return [*python, sys.argv[0], *options.look_arguments(args), *options.ssh_arguments(args)]
+    return [*python, sys.argv[0], *option_groups.look_arguments(args), *option_groups.ssh_arguments(args)]
 
 
 class RecordingCommand:
@@ -109,7 +109,7 @@ class RecordingCommand:
         self._ssh = ssh_words(args.ssh_command) if args.ssh_command is not None else ("ssh",)
         self._sudo, self._offtop = args.sudo_command, args.remote_offtop or "offtop"
         # A config file is of this machine.
-        self._look = [one for one in options.look_arguments(args) if not one.startswith("--config=")]
+        self._look = [one for one in option_groups.look_arguments(args) if not one.startswith("--config=")]
 
     def of(self, host: str, at_ns: int) -> list[str]:
         """Return the command for a host, from a moment on (CLOCK_REALTIME)."""

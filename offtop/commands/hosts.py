@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from offtop.commands import options, sources
+from offtop.commands import option_groups, sources
 from offtop.errors import UsageError, warn
 from offtop.model.classify import categories
 from offtop.person import NO_USER, is_user
@@ -58,7 +58,7 @@ def record_arguments(args: argparse.Namespace, loaded: "Loaded") -> Sequence[str
     for name, value in (("debuginfod", settings.debuginfod), ("source", settings.source)):
         if origin[name] == "command line":  # the config file's are about this machine
             found.append(f"--{name}={value}")
-    return [*found, *options.measuring_arguments(args)]
+    return [*found, *option_groups.measuring_arguments(args)]
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -66,6 +66,6 @@ def check_options(args: argparse.Namespace) -> None:
     is_there = args.host is not None and args.user
     if args.user is not None and not is_there and not is_user(args.user):
         raise UsageError(f"argument -u/--user: '{printable(args.user)}' is not {NO_USER}. See: offtop --help")
-    for name, option in options.SSH_OPTIONS.items():
+    for name, option in option_groups.SSH_OPTIONS.items():
         if args.host is None and getattr(args, name) is not None:
             raise UsageError(f"{option} is about another machine. Add --host HOST, or omit it")

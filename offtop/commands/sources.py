@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from offtop.commands import options
+from offtop.commands import option_groups
 from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
 from offtop.feed.source import Source
 from offtop.model.classify import categories
@@ -173,7 +173,7 @@ def _sampled(
             raise refused
         if counted:
             raise NeedsBpfError(NO_FILES if counted == FILE else NO_DISKS)
-        ignored = options.options_ignored_without_bpf(args)
+        ignored = option_groups.options_ignored_without_bpf(args)
         return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused, ignored)
     except NeedsBpfError as error:
         if not refused:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from offtop import paths
-from offtop.commands import options
+from offtop.commands import option_groups, options
 from offtop.commands.fleet import RecordingCommand, live_command, run_in_terminal
 from offtop.errors import UsageError
 from offtop.fleet.reports import FleetObject
@@ -130,7 +130,7 @@ def test_every_option_about_the_look_is_passed_on() -> None:
     given = {"--theme": "light", "--color": "never", "--ascii": "", "--mouse": "", "--config": "x"}
     for option, value in given.items():
         words = [f"{option}={value}" if value else option]
-        assert options.look_arguments(parser.parse_args(["x", *words])) == words
+        assert option_groups.look_arguments(parser.parse_args(["x", *words])) == words
     (group,) = (one for one in parser._action_groups if one.title == "what to show")  # pyright: ignore[reportPrivateUsage]
     named = {action.option_strings[0] for action in group._group_actions}  # pyright: ignore[reportPrivateUsage]
     assert named - given.keys() == {"--filter", "--range"}

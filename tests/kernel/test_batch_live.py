@@ -17,7 +17,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from offtop.commands.options import STATES
+from offtop.commands.option_values import STATES
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
