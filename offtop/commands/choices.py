@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from offtop import paths
 from offtop.errors import UsageError
-from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, quoted
+from offtop.model.aggregate.filter import NOTHING, Filter
+from offtop.model.aggregate.filter_syntax import FilterError, parse, quoted
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.classify import categories
 from offtop.model.classify import suspect_weights as weights_file

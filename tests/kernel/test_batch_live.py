@@ -19,7 +19,7 @@ import pytest
 
 from offtop.commands.option_values import STATES
 from offtop.kernel.live import LiveSource
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES

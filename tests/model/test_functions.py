@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.steps import Path, Shape, steps_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES

@@ -12,7 +12,7 @@ import pytest
 
 from offtop.feed.source import Source
 from offtop.model.aggregate.budget import Rate
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.columns import unpacked

@@ -7,7 +7,7 @@ import pytest
 
 from offtop import paths
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.classify.suspect import Found

@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 
 from offtop import paths
-from offtop.model.aggregate.filter import NOTHING, Filter, parse
+from offtop.model.aggregate.filter import NOTHING, Filter
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES

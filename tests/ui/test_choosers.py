@@ -7,7 +7,7 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LIST, OFF, View
 from offtop.ui.app import OfftopApp

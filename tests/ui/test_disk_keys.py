@@ -6,7 +6,7 @@ from itertools import takewhile
 import pytest
 
 from offtop.errors import KernelError
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals

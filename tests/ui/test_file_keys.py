@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from offtop.errors import KernelError
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals

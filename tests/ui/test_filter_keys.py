@@ -4,7 +4,7 @@ import pytest
 from textual.events import Key, Paste
 from textual.widgets import Input
 
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Machine
 from offtop.model.viewmodel.view import CATEGORIES, LIST, SITE, TREE, View

@@ -2,7 +2,8 @@
 
 import pytest
 
-from offtop.model.aggregate.filter import NOTHING, parse
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource, Waits

@@ -1,32 +1,16 @@
-"""Filter: which waits and rows are shown, as typed: `comm=mysql* max>10ms cat!=poll`.
+"""A filter: which waits and rows are shown. filter_syntax.py parses it."""
 
-Words are separated by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by thread and
-location. Values are shell patterns, separated by commas, that must match the whole text, ignoring case. `max>10ms`
-chooses rows of a list by their numbers. `file=`, `op=`, `bytes>` and `dev=` are about file operations (file_rows.py)
-and requests to disks (disk_rows.py). A single word is searched for in all names; `!word` excludes matches.
-
-Quotes keep blanks, commas and operators together; patterns still work inside them. A backslash makes the next character
-literal, except in single quotes. So `comm="G1 *"` matches the threads of that family, and `"a>b"` is a single word. A
-pattern with a bracket also matches its own text: `stack=[gone]`.
-"""
-
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cache, partial
 from itertools import chain
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from offtop.errors import UsageError
-from offtop.model.aggregate.pool import Pool, parts
-from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import Row, process_name, thread_name
-from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
+from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, codes, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Reason, Rule
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -35,32 +19,17 @@ from offtop.model.values.container import place
 from offtop.model.values.stack import INLINED, Frame, functions
 from offtop.model.values.table import Ints, Mask, thread_codes
 from offtop.model.values.wake import NOT_GATHERED, Object, object_names, waker_names
-from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, Shares, sites_of
-from offtop.printable import printable
-from offtop.units import count, duration, parse_duration, threads
+from offtop.model.windows.breakdown import Shares, sites_of
+from offtop.units import count, duration, threads
 
-_LONGEST = 500
-_MOST_WORDS = 32
-_LONGEST_SHOWN = 40
-"""Of a word that an error quotes."""
-_QUOTE_IT = "; to search for the word, put it in quotes"
-_AND = f"is not needed: all words must match anyway{_QUOTE_IT}"
-_OR = f"is not known: use commas, comm=fio,dd{_QUOTE_IT}"
-_OPERATORS = {"and": _AND, "&&": _AND, "or": _OR, "||": _OR, "not": f"is not known: use !=, comm!=fio{_QUOTE_IT}"}
-"""What is wrong with words that other languages use as operators."""
-_LAST_ID = (1 << 31) - 1
-_NS_PER_MS = 1_000_000
 _LOW = (1 << 32) - 1
-
-_SINGLE_WORD = ""
+SINGLE_WORD = ""
 """Stands for the key of a single word."""
-_WAKER_THREAD, _WAKER_PROCESS, _OTHER_WAKER = "=thread", "=process", "=waker"
-_OBJECT = "=object"
-_CAUSE = "=why"
+WAKER_THREAD, WAKER_PROCESS, OTHER_WAKER = "=thread", "=process", "=waker"
+OBJECT = "=object"
+CAUSE = "=why"
 """Keys that cannot be typed: thread that wakes, process that wakes, other waker, object waited on, and cause, each as
 named in the list."""
-_IDS = {"pid": 0, "tid": 1}
-"""Key → column of a site's ids."""
 _MATCHED_TEXTS = {
     "comm": ("thread", "process"),
     "thread": ("thread",),
@@ -78,81 +47,36 @@ _MATCHED_TEXTS = {
     "object": ("object", "ends"),
     "why": ("why",),
     "file": ("file",),
-    _WAKER_THREAD: (_WAKER_THREAD,),
-    _WAKER_PROCESS: (_WAKER_PROCESS,),
-    _OTHER_WAKER: (_OTHER_WAKER,),
-    _OBJECT: (_OBJECT,),
-    _CAUSE: (_CAUSE,),
-    _SINGLE_WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
+    WAKER_THREAD: (WAKER_THREAD,),
+    WAKER_PROCESS: (WAKER_PROCESS,),
+    OTHER_WAKER: (OTHER_WAKER,),
+    OBJECT: (OBJECT,),
+    CAUSE: (CAUSE,),
+    SINGLE_WORD: ("thread", "process", "category", "cmdline", "user", "kernel", "program", "waker", "object", "why"),
 }
 """Key → what it matches of a wait."""
 _OF_FUNCTIONS = frozenset({"kernel", "leaf", "program"})
 _NEED_WAKERS = frozenset(
     {
         *("waker", "wakerpid", "wakertid"),
-        *(_WAKER_THREAD, _WAKER_PROCESS, _OTHER_WAKER),
+        *(WAKER_THREAD, WAKER_PROCESS, OTHER_WAKER),
     }
 )
-_NEED_PEERS = frozenset({"ends", "why", _CAUSE})
-_NEED_NAMES = frozenset({"program", "why", _CAUSE})
+_NEED_PEERS = frozenset({"ends", "why", CAUSE})
+_NEED_NAMES = frozenset({"program", "why", CAUSE})
 _NEED_DETAILS = frozenset({"user", "uid", "cgroup", "place", "container", "cmdline"})
-_TIMES: Mapping[str, Callable[[Row], int]] = {
+TIMES: Mapping[str, Callable[[Row], int]] = {
     "max": lambda row: row.part.max_ns,
     "now": lambda row: row.now.ns,
     "p50": lambda row: row.percentile_ns(50),
     "p99": lambda row: row.percentile_ns(99),
 }
-_COUNTS: Mapping[str, Callable[[Row], float]] = {
+COUNTS: Mapping[str, Callable[[Row], float]] = {
     "waiting": lambda row: row.waiting,
     "evs": lambda row: row.waits_per_s,
     "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
 }
-_OF_LISTS = ("op", "bytes", "dev")
-"""Keys that only choose file operations (file_rows.py) or requests to disks (disk_rows.py)."""
 _DISPLAY: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
-_EXAMPLES = {
-    "comm": "mysql*",
-    "thread": "worker*",
-    "proc": "mysqld",
-    "pid": "4242",
-    "tid": "4242",
-    "user": "postgres",
-    "cat": "lock",
-    "stack": "*fsync*",
-    "leaf": "futex*",
-    "cgroup": "*.service",
-    "container": "docker*",
-    "cmd": "*8080*",
-    "waker": "mysqld",
-    "wakerpid": "4242",
-    "wakertid": "4242",
-    "object": "pipe*",
-    "why": "*lock",
-    "file": "*.ibd",
-    "op": "fsync",
-    "dev": "sd*",
-    "max": "10ms",
-    "now": "5s",
-    "p50": "1ms",
-    "p99": "10ms",
-    "waiting": "0.5",
-    "evs": "1k",
-    "threads": "10",
-    "bytes": "1M",
-}
-"""Every key, with an example."""
-_NEAR_ENOUGH = 0.75
-"""How similar a key is to what was typed instead (difflib's ratio): `thread` and `thraed` are."""
-
-_OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
-_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
-_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
-_NEEDS_NO_QUOTES = re.compile(r"[\w./:@%+-]+")
-_NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
-
-
-class FilterError(UsageError):
-    """A filter that cannot be parsed."""
 
 
 class Text(NamedTuple):
@@ -165,7 +89,7 @@ class Text(NamedTuple):
     """Chooses all others instead."""
 
     def matches(self, text: str) -> bool:
-        found = self.pattern.search(text) if self.key == _SINGLE_WORD else self.pattern.match(text)
+        found = self.pattern.search(text) if self.key == SINGLE_WORD else self.pattern.match(text)
         return found is not None
 
 
@@ -188,7 +112,7 @@ class Bound(NamedTuple):
     """In ns for times."""
 
     def holds(self, row: Row) -> bool:
-        return self.compares(_TIMES[self.key](row) if self.key in _TIMES else _COUNTS[self.key](row))
+        return self.compares(TIMES[self.key](row) if self.key in TIMES else COUNTS[self.key](row))
 
     def compares(self, value: float) -> bool:
         match self.operator:
@@ -204,7 +128,7 @@ class Bound(NamedTuple):
                 return self._displayed(value) == self._displayed(self.limit)
 
     def _displayed(self, value: float) -> str:
-        return duration(round(value)) if self.key in _TIMES else _DISPLAY.get(self.key, "{:g}".format)(value)
+        return duration(round(value)) if self.key in TIMES else _DISPLAY.get(self.key, "{:g}".format)(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,39 +201,6 @@ NOTHING = Filter("")
 """Chooses everything."""
 
 
-def of_program(program: Program) -> Filter:
-    """Return a filter for the processes of one program; its text can be parsed."""
-    name = program.kind or program.name
-    pattern = re.compile(f"{re.escape(name)}.") if program.kind else _exactly(name)
-    text = f"proc={quoted(name)}*" if program.kind else f"proc={quoted(name)}"
-    return Filter(text, (Text("proc", pattern, False),))
-
-
-def of_pool(pool: Pool) -> Filter:
-    """Return a filter for the threads of one pool."""
-    name = "[0-9]+".join(map(re.escape, parts(pool.family)))
-    return Filter(f"pool {pool.family}", (Ids(0, (pool.pid,), False), Text("thread", re.compile(rf"{name}\Z"), False)))
-
-
-def of_waker(key: WakerKey) -> Filter:
-    """Return a filter for the waits that one waker ended, or all threads of its process."""
-    if key.tid:
-        terms = {"wakerpid": str(key.pid), "wakertid": str(key.tid), _WAKER_THREAD: key.name}
-    else:
-        terms = {_WAKER_PROCESS: str(key.pid)} if key.pid else {_OTHER_WAKER: key.name}
-    return Filter(f"woken by {key.name}", tuple(Text(name, _exactly(text), False) for name, text in terms.items()))
-
-
-def of_object(what: Object) -> Filter:
-    """Return a filter for the waits on one object."""
-    return Filter(f"on {what.label}", (Text(_OBJECT, _exactly(what.label), False),))
-
-
-def of_reason(reason: Reason) -> Filter:
-    """Return a filter for the waits with one cause."""
-    return Filter(f"for {reason.name}", (Text(_CAUSE, _exactly(reason.name), False),))
-
-
 class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once.
 
@@ -354,12 +245,12 @@ class _Matcher:
                 "wake",
                 lambda wake: () if wake in WITHOUT_WAKE else catalog.peers_of(catalog.wake(wake).object).names,
             ),
-            _WAKER_THREAD: ("wake", lambda wake: (waker_of(catalog, True)(wake).name,)),
-            _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(catalog, False)(wake).pid),)),
-            _OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(catalog, False)(wake)).pid else ()),
-            _OBJECT: ("wake", lambda wake: (object_of(catalog)(wake).label,)),
+            WAKER_THREAD: ("wake", lambda wake: (waker_of(catalog, True)(wake).name,)),
+            WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(catalog, False)(wake).pid),)),
+            OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(catalog, False)(wake)).pid else ()),
+            OBJECT: ("wake", lambda wake: (object_of(catalog)(wake).label,)),
             "why": ("site", lambda site: (rule.name, rule.id) if (rule := sites().rules[site]) else ()),
-            _CAUSE: ("site", lambda site: (sites().reasons[site].name,)),
+            CAUSE: ("site", lambda site: (sites().reasons[site].name,)),
             "program": (
                 "user",
                 lambda user: chain.from_iterable(called(name(frame)) for frame in catalog.stack(user).frames),
@@ -425,215 +316,3 @@ def _numbers(catalog: Catalog, wake: int) -> tuple[str, ...]:
 def _function_names(name: str) -> set[str]:
     """Return the functions of a frame; inlined ones with and without their mark."""
     return {text for function in functions(name) for text in (function, function.removesuffix(INLINED))}
-
-
-_PLAIN, _QUOTED, _ESCAPED = range(3)
-"""How a character was typed: plain, in quotes, after a backslash."""
-_Letters = Sequence[tuple[str, int]]
-"""Characters, and how each was typed; an opening quote is an empty one."""
-
-
-class _Word(NamedTuple):
-    typed: str
-    letters: _Letters
-
-    def wrong(self, what: str) -> FilterError:
-        typed = printable(self.typed)
-        shown = typed if len(typed) <= _LONGEST_SHOWN else f"{typed[: _LONGEST_SHOWN - 1]}…"
-        return FilterError(f"'{shown}' {what}")
-
-
-def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Collection[str] = ()) -> Filter:
-    """Parse a filter; an empty text chooses everything.
-
-    `groups` are names for several categories. `ids` are the known categories (none: any name is accepted). Raises
-    FilterError, which quotes the word that is wrong and suggests another.
-    """
-    if len(text) > _LONGEST:
-        raise FilterError(f"A filter of {len(text)} characters is too long: use patterns; the limit is {_LONGEST}")
-    words = [*_words(text)]
-    if len(words) > _MOST_WORDS:
-        raise FilterError(f"A filter of {len(words)} words is too long: use commas; the limit is {_MOST_WORDS}")
-    waits: list[Text | Ids] = []
-    rows: list[Bound] = []
-    lists: list[Text | Bound] = []
-    for word in words:
-        if len(words) > 1 and word.typed.lower() in _OPERATORS:
-            raise word.wrong(_OPERATORS[word.typed.lower()])
-        term = _term(word, groups, ids)
-        if not isinstance(term, Ids) and term.key in _OF_LISTS:
-            lists.append(term)
-        elif isinstance(term, Bound):
-            rows.append(term)
-        else:
-            waits.append(term)
-    return Filter(text, tuple(waits), tuple(rows), tuple(lists))
-
-
-def exactly(key: str, value: str) -> Filter:
-    """Return the filter `key=value` for exactly that value, of any length."""
-    return Filter(f"{key}={quoted(value)}", (Text(key, _compiled([_literally(value)]), False),))
-
-
-def quoted(word: str) -> str:
-    """Quote `word` so that a filter matches it literally."""
-    if _NEEDS_NO_QUOTES.fullmatch(word):
-        return word
-    return '"' + re.sub(r'(["\\*?\[])', r"\\\1", word) + '"'
-
-
-def _words(text: str) -> Iterator[_Word]:
-    at = 0
-    while at < len(text):
-        start, quote = at, ""
-        letters: list[tuple[str, int]] = []
-        while at < len(text) and (quote or not text[at].isspace()):
-            character = text[at]
-            if character == "\\" and quote != "'" and at + 1 < len(text):
-                at += 1
-                letters.append((text[at], _ESCAPED))
-            elif quote and character == quote:
-                quote = ""
-            elif not quote and character in "\"'":
-                quote = character
-                letters.append(("", _QUOTED))
-            else:
-                letters.append((character, _QUOTED if quote else _PLAIN))
-            at += 1
-        word = _Word(text[start:at], letters)
-        if quote:
-            raise word.wrong(f"has an open quote: add a {quote} at the end")
-        if letters:
-            yield word
-        at += 1
-
-
-def begins_with_key(text: str) -> bool:
-    """Return whether a text begins as `comm=mysql*` does: with a key and an operator."""
-    found = _OPERATOR.search(text)
-    return found is not None and text[: found.start()].lower() in _EXAMPLES
-
-
-def _is_number(key: str) -> bool:
-    """Whether values of a key are compared, not matched."""
-    return key in _TIMES or key in _COUNTS or key == "bytes"
-
-
-def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]) -> Text | Ids | Bound:
-    bare = "".join(character if typed == _PLAIN else "\0" for character, typed in word.letters)
-    found = _OPERATOR.search(bare)
-    if not found:
-        return _single_word(word)
-    key, operator = bare[: found.start()].lower(), found[0].replace("==", "=")
-    value = word.letters[found.end() :]
-    if key not in _EXAMPLES:
-        if key.startswith("!") and key[1:] in _EXAMPLES:
-            raise word.wrong(f"is not valid: to exclude matches, try {key[1:]}!=")
-        if key.isalnum():
-            near = [one for one in _EXAMPLES if key.startswith(one) or one.startswith(key)][:1]
-            near = near or difflib.get_close_matches(key, _EXAMPLES, 1, _NEAR_ENOUGH)
-            tries = [f"try {one}{'>' if _is_number(one) else '='}{_EXAMPLES[one]}" for one in near]
-            hint = f": {', '.join(tries)}" if tries else f". Use one of {', '.join(_EXAMPLES)}"
-            raise word._replace(typed=key).wrong(f"is not a filter key{hint}")
-        raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
-    compares = _is_number(key)
-    if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
-        takes = "> >= < <= and =" if compares else "= and !="
-        raise word.wrong(f"is not valid: {key} takes {takes}")
-    if compares:
-        return Bound(key, operator, _limit(word, key, _text(value)))
-    choices = [*_alternatives(value)]
-    if not choices:
-        raise word.wrong(f"has no value: try {key}{operator}{_EXAMPLES[key]}")
-    excludes = operator == "!="
-    if key in _IDS:
-        return Ids(_IDS[key], tuple(_id(word, key, choice) for choice in choices), excludes)
-    if key == "cat":
-        patterns = [pattern for choice in choices for pattern in _categories(word, choice, groups, ids)]
-    elif key in ("wakerpid", "wakertid"):
-        patterns = [str(_id(word, key, choice)) for choice in choices]
-    else:
-        patterns = [pattern for choice in choices for pattern in _patterns(choice)]
-    return Text(key, _compiled(patterns), excludes)
-
-
-def _single_word(word: _Word) -> Text:
-    excludes = word.letters[0] == ("!", _PLAIN)
-    text = _text(word.letters[excludes:])
-    if not text:
-        raise word.wrong("is empty: write a word such as nginx, or !nginx to exclude it")
-    return Text(_SINGLE_WORD, re.compile(re.escape(text), re.IGNORECASE), excludes)
-
-
-def _limit(word: _Word, key: str, text: str) -> float:
-    if key in _TIMES:
-        try:
-            return parse_duration(text, _NS_PER_MS)
-        except ValueError:
-            raise word.wrong(f"is not a duration: try {key}>{_EXAMPLES[key]}") from None
-    number = _NUMBER.fullmatch(text)
-    if not number:
-        raise word.wrong(f"is not a number: try {key}>{_EXAMPLES[key]}")
-    return float(number[1]) * _FACTORS[number[2].lower()]
-
-
-def _id(word: _Word, key: str, choice: _Letters) -> int:
-    text = _text(choice)
-    if not text.isascii() or not text.isdecimal() or int(text) > _LAST_ID:
-        raise word.wrong(f"is not a {'process' if key.endswith('pid') else 'thread'} id: try {key}={_EXAMPLES[key]}")
-    return int(text)
-
-
-def _categories(
-    word: _Word, choice: _Letters, groups: Mapping[str, Sequence[str]], ids: Collection[str]
-) -> Iterator[str]:
-    """Return patterns as regular expressions."""
-    patterns, name = [*_patterns(choice)], _text(choice).lower()
-    members = groups.get(name, ())
-    known = (*ids, RUN_QUEUE, SHORT, FILTERED)
-    if ids and not members and not any(map(_compiled(patterns).match, known)):
-        first, *others = difflib.get_close_matches(name, [*ids, *groups], 3, 0)
-        raise word.wrong(f"is not a category: try {' or '.join([', '.join([first, *others[:-1]]), *others[-1:]])}")
-    yield from patterns
-    for member in members:
-        yield _literally(member)
-
-
-def _alternatives(letters: _Letters) -> Iterator[_Letters]:
-    """Split at commas."""
-    start = 0
-    for at, letter in enumerate([*letters, (",", _PLAIN)]):
-        if letter == (",", _PLAIN):
-            if at > start:
-                yield letters[start:at]
-            start = at + 1
-
-
-def _patterns(letters: _Letters) -> Iterator[str]:
-    """Return regular expressions, none of which can take long.
-
-    fnmatch's translation of * does not backtrack.
-    """
-    glob = "".join(
-        f"[{character}]" if typed == _ESCAPED and character in "*?[" else character for character, typed in letters
-    )
-    yield translate(glob)
-    if ("[", _PLAIN) in letters or ("[", _QUOTED) in letters:
-        yield _literally(_text(letters))
-
-
-def _exactly(text: str) -> re.Pattern[str]:
-    """Match exactly, including case."""
-    return re.compile(_literally(text))
-
-
-def _literally(text: str) -> str:
-    return re.escape(text) + r"\Z"
-
-
-def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.IGNORECASE)
-
-
-def _text(letters: _Letters) -> str:
-    return "".join(character for character, _ in letters)

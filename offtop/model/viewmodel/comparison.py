@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineTable, Compare
-from offtop.model.aggregate.filter import Filter, of_reason
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import of_reason
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from offtop.model.aggregate import steps
-from offtop.model.aggregate.filter import of_object, of_pool, of_program, of_reason, of_waker
+from offtop.model.aggregate.filter_syntax import of_object, of_pool, of_program, of_reason, of_waker
 from offtop.model.aggregate.selection import FilterCache, FilterCaches, FilteredTick, Parts, Selection
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource

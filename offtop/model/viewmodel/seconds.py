@@ -14,7 +14,7 @@ from offtop.model.aggregate.account import (
     unexplained_pct,
 )
 from offtop.model.aggregate.budget import Budget, budget
-from offtop.model.aggregate.filter import of_pool, of_program
+from offtop.model.aggregate.filter_syntax import of_pool, of_program
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_of

@@ -6,7 +6,8 @@ Each function returns the changed View.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from offtop.model.aggregate.filter import Filter, exactly
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import exactly
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import CHANGE, NO_CGROUP
 from offtop.model.values.catalog import ThreadKey

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from offtop.model.aggregate.filter import Filter, parse, quoted
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import parse, quoted
 from offtop.model.viewmodel.view import View
 
 

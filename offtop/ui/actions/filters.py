@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
-from offtop.model.aggregate.filter import FilterError, parse, quoted
+from offtop.model.aggregate.filter_syntax import FilterError, parse, quoted
 from offtop.model.classify.categories import Categories
 from offtop.model.values.state import MASKS, WORDS
 from offtop.model.viewmodel import view_changes

@@ -4,7 +4,7 @@
 Without a search, they go to the next and previous outlier.
 """
 
-from offtop.model.aggregate.filter import begins_with_key, quoted
+from offtop.model.aggregate.filter_syntax import begins_with_key, quoted
 from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.view import LIST
 from offtop.ui.actions.display import Display

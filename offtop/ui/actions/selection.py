@@ -1,7 +1,7 @@
 """What is done to the row or branch under the cursor: pin it, mute it, copy it."""
 
 from offtop.feed.source import Source
-from offtop.model.aggregate.filter import FilterError
+from offtop.model.aggregate.filter_syntax import FilterError
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import NO_CGROUP

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from offtop.export import folded
 from offtop.model.aggregate import tree as trees
-from offtop.model.aggregate.filter import Filter, parse, quoted
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import parse, quoted
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel.picture import Picture

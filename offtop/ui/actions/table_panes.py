@@ -2,7 +2,8 @@
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import BaselineOnly
-from offtop.model.aggregate.filter import Filter, of_program, parse, quoted
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import of_program, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import NOWHERE, STORM_OF, Key, Row

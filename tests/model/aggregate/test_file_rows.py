@@ -3,7 +3,8 @@
 import pytest
 
 from offtop.model.aggregate.file_rows import FILE_SORTS, FileRow, FileRows, file_rows, sort_for
-from offtop.model.aggregate.filter import NOTHING, FilterError, parse
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.filter_syntax import FilterError, parse
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.errors import UsageError
-from offtop.model.aggregate.filter import NOTHING, FilterError, Text, exactly, parse, quoted
+from offtop.model.aggregate.filter import NOTHING, Text
+from offtop.model.aggregate.filter_syntax import FilterError, exactly, parse, quoted
 from offtop.model.aggregate.rows import Row
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from offtop.model.aggregate.filter import Text, of_pool
+from offtop.model.aggregate.filter import Text
+from offtop.model.aggregate.filter_syntax import of_pool
 from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.pool import Convoy, Pool, convoys, family, folding, parts, pools
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey

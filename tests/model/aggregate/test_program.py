@@ -2,7 +2,8 @@
 
 import pytest
 
-from offtop.model.aggregate.filter import Text, of_program, parse
+from offtop.model.aggregate.filter import Text
+from offtop.model.aggregate.filter_syntax import of_program, parse
 from offtop.model.aggregate.program import Program, program_folding, program_name, programs
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED, OUTSIDE, UNNAMED

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.filter import Filter, parse
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
 from offtop.model.aggregate.steps import Shape, places
 from offtop.model.aggregate.tree import tree_of

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.filter import Filter, of_object, of_waker, parse
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.filter_syntax import of_object, of_waker, parse
 from offtop.model.aggregate.waker_rows import (
     BELOW,
     BELOW_OBJECT,

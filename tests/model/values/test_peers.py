@@ -3,7 +3,7 @@
 import pytest
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.catalog import Catalog, SiteKey

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import Row
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop import paths
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import SORTS
 from offtop.model.aggregate.waker_rows import BELOW, WakerKey
 from offtop.model.classify import categories, causes

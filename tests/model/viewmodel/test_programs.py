@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.filter import parse
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import ACCOUNT_SORTS, SORTS, Key, Row
 from offtop.model.values.catalog import ThreadKey

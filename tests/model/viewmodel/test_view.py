@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.filter import NOTHING, parse
+from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import NO_CGROUP, SORTS, Key
 from offtop.model.aggregate.steps import Path, Step
 from offtop.model.aggregate.waker_rows import WakerKey
