@@ -119,9 +119,9 @@ class Recorder:
         self._worker.close(_CLOSE_SECONDS)
         if self._worker.is_running:
             return f"the disk does not respond, so the end of the recording may be missing: {self._shown}"
-        left_out = f" ({self.skipped:,} skipped: the disk was too slow)" if self.skipped else ""
+        skipped = f" ({self.skipped:,} skipped: the disk was too slow)" if self.skipped else ""
         ticks = max(0, self._encoder.number - 1)  # a tick is what happened between two readings
-        summary = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{left_out}, {size(self.bytes_written)}: {self._shown}"
+        summary = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{skipped}, {size(self.bytes_written)}: {self._shown}"
         return self.failure or summary
 
     @property

@@ -258,7 +258,7 @@ def _head(tick: HistoryTick, idle_shown: bool) -> str:
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items())
     is_lost_known = window.sampling is None or window.sampling.lost_known
     lost = f"lost {lost or 0}" if lost or is_lost_known else LOST_UNKNOWN
-    left_out = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
+    filtered = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
     cost = window.cost
     some = window.sampling
     sampled = f"SAMPLED {how_sampled(some, span_ns)}  " if some else ""
@@ -269,7 +269,7 @@ def _head(tick: HistoryTick, idle_shown: bool) -> str:
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}{standing}  {left_out}{lost}  "
+        f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}{standing}  {filtered}{lost}  "
         f"min {duration(window.filters.min_ns) or '0'}{fewer}{own}{sure}"
     )
 

@@ -81,8 +81,8 @@ def _percentiles(histogram: int, max_ns: int, width: int) -> str:
     """Return as many percentiles as fit."""
     percentiles = {p: f"p{p:g}<={duration(log2.percentile_ns(histogram, p, max_ns))}" for p in _PERCENTS}
     line = ""
-    for left_out in ((), (90,), (90, 99.9)):
-        words = [text for percent, text in percentiles.items() if percent not in left_out]
+    for omitted in ((), (90,), (90, 99.9)):
+        words = [text for percent, text in percentiles.items() if percent not in omitted]
         line = f" {'  '.join([*words, f'max {duration(max_ns)}'])}"
         if len(line) <= width:
             break

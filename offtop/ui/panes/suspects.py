@@ -117,8 +117,8 @@ def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, w
     first_lines = len(_wrapped(found[0].in_full, cells, glyphs))
     shown = found[: max(1, room - first_lines + 1 if first_lines <= room else room)]
     spare = room - len(shown)
-    left_out = len(found) - len(shown)
-    key = _KEY_OF_MORE.format(left_out) if left_out else _KEY
+    more = len(found) - len(shown)
+    key = _KEY_OF_MORE.format(more) if more else _KEY
     made: list[Line] = []
     for one in shown:
         whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.in_short, one.in_brief)]
