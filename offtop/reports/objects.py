@@ -694,7 +694,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     exact: bool
     """false: that is likely."""
     what: str | None
-    """Name of what the next of the chain holds; null: none, or unknown."""
+    """Name of what the next of the chain holds, or the address of a connection that is not accepted; null: none, or
+    unknown."""
 
 
 class Suspect(Struct, frozen=True, kw_only=True):

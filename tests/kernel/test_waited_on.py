@@ -3,9 +3,13 @@
 23 waits on an object of each kind are 23 waits on that object.
 """
 
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -13,7 +17,7 @@ from offtop.kernel.bpf import layout, map_sizes
 from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Filters
-from offtop.model.values.wake import NO_OBJECT, NOT_GATHERED, OFFCPU, OFFWAKE, STILL_WAITING, Object
+from offtop.model.values.wake import NO_OBJECT, NOT_GATHERED, OFFCPU, OFFWAKE, STILL_WAITING, SYN_SENT, WAKEUP, Object
 from offtop.model.windows.window import Window, merge
 from tests.kernel import wakings, watch
 from tests.kernel.programs import Program
@@ -29,6 +33,25 @@ ROOMY = 8192
 def live() -> Generator[Watch]:
     with watch.watching() as live:
         yield live
+
+
+CONNECTS = f"""
+import select, socket
+listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+several = [socket.socket() for _ in range(4)]
+for one in several:
+    one.setblocking(False)
+    one.connect_ex(listener.getsockname())
+poll = select.poll()
+poll.register(several[-1], select.POLLOUT)
+print("full", flush=True)
+input()
+for _ in range({TIMES}):
+    poll.poll(20)
+print("polled", flush=True)
+poll.poll(60_000)
+"""
+"""A client that a server with a full backlog lets wait."""
 
 
 def asked(live: Watch, child: Program, mode: str = OFFCPU, min_ns: int = MS) -> Watch:
@@ -174,6 +197,31 @@ def test_accept_waits_on_the_listening_socket(live: Watch) -> None:
         assert waits == TIMES
         assert (what.local, what.peer, what.state) == (f"127.0.0.1:{child.at['port']}", "", "listen")
         assert what.label == f"tcp 127.0.0.1:{child.at['port']} (listening)"
+
+
+@pytest.mark.parametrize("mode", [OFFCPU, WAKEUP])
+def test_polling_a_socket_that_is_being_connected_is_a_wait_for_a_connection(live: Watch, mode: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", CONNECTS], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdin
+        assert child.stdout
+        try:
+            assert child.stdout.readline() == "full\n"
+            live.source.set_filters(Filters(min_ns=MS, pids=(child.pid,)))
+            live.source.set_mode(mode)
+            live.tick()
+            print(file=child.stdin, flush=True)
+            assert child.stdout.readline() == "polled\n"
+            time.sleep(0.1)
+            window = live.tick()
+            ended = Counter[str]()
+            for key, totals in watch.sites_of(window, child.pid).items():
+                if window.catalog.wake(key.wake).object.state == SYN_SENT:
+                    ended[window.catalog.stack(key.kernel).category] += totals.waits
+            (waiting,) = live.last.waiting.values()
+            assert ended == {"connect": TIMES}
+            assert live.last.catalog.stack(waiting.site.kernel).category == "connect"
+        finally:
+            child.kill()
 
 
 def test_two_sockets_of_one_thread_are_two_objects(live: Watch) -> None:

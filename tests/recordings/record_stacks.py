@@ -227,7 +227,7 @@ def look(seconds: float, wanted: Iterable[str]) -> None:
     for category in wanted:
         stacks = collections.Counter({stack: n for (name, stack), n in by_stack.items() if name == category})
         for stack, total_ns in stacks.most_common(_SHOWN):
-            print(f"{category}: {total_ns / 1e9:.6f} s  {' < '.join(stack)}  ({rules.rule_of(stack)})")
+            print(f"{category}: {total_ns / 1e9:.6f} s  {' < '.join(stack)}  ({rules.rule_of(stack, category)})")
     print(f"in progress: {now.total()}")
     for (iterator, restored), n in now.items():
         raw, whole = (rules.classify(stack[rules.tail_length(stack) :]) for stack in (iterator, restored))

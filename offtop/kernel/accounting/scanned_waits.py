@@ -76,7 +76,8 @@ class ScannedWaits:
         registers = scan.stacks["registers"]
         kernel = self._stacks.scanned(scan.stacks, scan.deep_frames)
         calls, has_arguments = calls_in(registers, self._catalog)
-        rows[at, KERNEL], rows[at, WAKE] = kernel, self._wakes_of(rows[at], kernel, scan.stacks["object"])
+        rows[at, WAKE] = self._wakes_of(rows[at], kernel, scan.stacks["object"])
+        rows[at, KERNEL] = self._sites.with_connects(kernel, rows[at, WAKE])
         rows[at, CALL] = np.where(has_arguments | (calls < 0), calls, -2 - calls)
         rows[at[has_arguments], ARGUMENTS:READ_USER] = registers["arguments"][has_arguments].view(np.int64)
         if self._user_stacks:

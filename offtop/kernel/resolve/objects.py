@@ -16,7 +16,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.wake import NO_OBJECT, UNIX, Object
+from offtop.model.values.wake import NO_OBJECT, SYN_SENT, UNIX, Object
 
 _MAX_CACHED = 65_536
 _CACHE_TICKS = 10
@@ -33,7 +33,7 @@ _MINOR_BITS = 20
 _PROTOCOLS = {6: "tcp", 17: "udp"}
 _TCP = 6
 _STATES = (
-    *("", "established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "time-wait", "close", "close-wait"),
+    *("", "established", SYN_SENT, "syn-recv", "fin-wait-1", "fin-wait-2", "time-wait", "close", "close-wait"),
     *("last-ack", "listen", "closing", "syn-recv"),
 )
 """By number in include/net/tcp_states.h, in the words of ss(8)."""

@@ -40,7 +40,17 @@ class Sites:
         kinds, which = distinct(rows)
         found = [self._wakes.id_of(int(wakes[one]), pid, tid, bool(is_on)) for one, pid, tid, is_on in kinds.tolist()]
         sites[at, WAKE] = np.array(found, np.int64)[which]
+        sites[at, KERNEL] = self.with_connects(sites[at, KERNEL], sites[at, WAKE])
         return sites
+
+    def with_connects(self, kernels: Ints, wakes: Ints) -> Ints:
+        """Return the kernel stacks of waits, those that poll a socket which is being connected as such."""
+        is_connecting = np.isin(wakes, [*self._wakes.connecting]) if self._wakes.connecting else np.zeros(0, np.bool_)
+        if not is_connecting.any():
+            return kernels
+        found = kernels.copy()
+        found[is_connecting] = [self._stacks.connecting(one) for one in kernels[is_connecting].tolist()]
+        return found
 
     def are_on_object(self, kernels: Ints) -> Mask:
         """Return which waits at these stacks (catalog ids) are on what their system call names."""
@@ -54,4 +64,6 @@ class Sites:
 
     def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
         pid, tid, kernel, user, _ = site
-        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel)))
+        wake = self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel))
+        kernel = self._stacks.connecting(kernel) if wake in self._wakes.connecting else kernel
+        return SiteKey(pid, tid, kernel, user, wake)

@@ -20,7 +20,7 @@ from offtop.kernel.symbols.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
 from offtop.kernel.unwind.unwinder import UnwoundStack
 from offtop.kernel.unwind.user_stacks import CopyResult
 from offtop.model.classify import wakers
-from offtop.model.classify.categories import OTHER, Categories
+from offtop.model.classify.categories import CONNECT, OTHER, POLL, Categories
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import (
     BAD_PC,
@@ -104,6 +104,7 @@ class Stacks:
         self._kernel_frame, self._user_frames = symbols.lookup, user_frames
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
+        """Frames, the stack's end or a category that the frames do not show, is_unsure → id."""
         self._kernel_ids: dict[int, int] = {}
         self._scanned_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
@@ -139,6 +140,16 @@ class Stacks:
         stacks = zip(pairs[:, 0].tolist(), users[pairs[:, 1]].tolist(), strict=True)
         sites[:, 3] = np.array([self._user_id(pid, one) for pid, one in stacks], np.int64)[which]
         return sites
+
+    def connecting(self, kernel: int) -> int:
+        """Return the catalog id of the same kernel stack, as a wait for a connection if it is in poll or select.
+
+        Only the state of the socket tells that wait from one for the next message.
+        """
+        stack = self._catalog.stack(kernel)
+        if stack.category != POLL:
+            return kernel
+        return self._intern(stack.frames, CONNECT, False, lambda: stack._replace(category=CONNECT))
 
     def kernel(self, raw_id: int) -> int:
         """Return the catalog id of a kernel stack by its raw id."""
@@ -364,10 +375,10 @@ class Stacks:
 
         return self._intern(frames, WHOLE, False, make)
 
-    def _intern(self, frames: tuple[Frame, ...], end: str, unsure: bool, make: Callable[[], Stack]) -> int:
-        known = self._by_frames.get((frames, end, unsure))
+    def _intern(self, frames: tuple[Frame, ...], what: str, unsure: bool, make: Callable[[], Stack]) -> int:
+        known = self._by_frames.get((frames, what, unsure))
         if known is None:
-            known = self._by_frames[frames, end, unsure] = self._next_id
+            known = self._by_frames[frames, what, unsure] = self._next_id
             self._next_id += 1
             self._catalog.stacks[known] = make()
         return known

@@ -23,6 +23,7 @@ from offtop.model.values.wake import (
     NOT_GATHERED,
     SIGNAL,
     STILL_WAITING,
+    SYN_SENT,
     THREAD,
     TIMEOUT,
     UNSEEN,
@@ -97,6 +98,8 @@ class Wakes:
         self.unread = 0
         """Wakes that a record refers to but the kernel no longer had, and wakes or chains that the catalog has no room
         for."""
+        self.connecting = set[int]()
+        """Wakes on a TCP socket that was being connected."""
         self.most_kept: int | None = None
         """How many wakes the catalog may keep now that it is nearly full; None: all."""
 
@@ -195,6 +198,7 @@ class Wakes:
     def forget(self, stacks: set[int], wakes: set[int]) -> None:
         """Forget ids that were evicted from the catalog."""
         self._by_wake = {wake: i for wake, i in self._by_wake.items() if i not in wakes}
+        self.connecting -= wakes
         self.most_kept = None
         self._ids.clear()
         self._this_tick_only.clear()
@@ -227,6 +231,8 @@ class Wakes:
         known = self._by_wake[wake] = self._next_id
         self._next_id += 1
         self._catalog.wakes[known] = wake
+        if wake.object.state == SYN_SENT:
+            self.connecting.add(known)
         return known
 
     def _resolve(self, found: _RawWake, pid: int, tid: int) -> Wake:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from offtop.model.aggregate import location
 from offtop.model.classify.activity import RUNS
+from offtop.model.classify.categories import CONNECT
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspect import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
@@ -52,7 +53,7 @@ _WAITS: Mapping[str, str] = {
     "kernel-lock": "a lock inside the kernel",
     "net-recv": "an answer",
     "net-send": "room in the send buffer",
-    "connect": "a connection",
+    CONNECT: "a connection",
     "pipe": "a process on this machine",
     "poll": "an event",
     "child": "a child process",
@@ -176,6 +177,8 @@ class SuspectTexts:
             return "an answer"
         if rule and hop.via:  # the next hop is named anyway
             rule = rule.general
+        if hop.state == CONNECT and hop.what:
+            return f"{rule.name} at {hop.what}" if rule and rule.id != CONNECT else f"{_WAITS[CONNECT]} to {hop.what}"
         return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)
 
     def waited_for(self, one: Suspect) -> str:

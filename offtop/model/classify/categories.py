@@ -18,6 +18,8 @@ from offtop.model.values.table import Ints, Mask
 
 OTHER = "other"
 """Category of a stack that no rule matches."""
+POLL, CONNECT = "poll", "connect"
+"""Categories of offtop/categories.toml: waits in poll or select, and for a connection."""
 NEAR = 4
 """How many frames from the leaf the condition `near` covers."""
 _LONGEST_TAIL = 12
@@ -95,10 +97,13 @@ class Categories:
         names = [bare(name) for name in kernel]
         return next((rule.category for rule in self.rules if names and rule.matches(names)), OTHER)
 
-    def rule_of(self, kernel: Sequence[str]) -> str:
-        """Describe the rule that `classify` applied."""
+    def rule_of(self, kernel: Sequence[str], category: str) -> str:
+        """Describe why a kernel stack is of `category`: the rule that `classify` applied, or the state of a socket."""
         names = [bare(name) for name in kernel]
-        return next((rule.said(names) for rule in self.rules if names and rule.matches(names)), "no rule")
+        rule = next((rule for rule in self.rules if names and rule.matches(names)), None)
+        if rule and (rule.category, category) == (POLL, CONNECT):
+            return "it polls a socket that is being connected"
+        return rule.said(names) if rule else "no rule"
 
     def rules_of(self, category: str) -> tuple[str, ...]:
         """Describe every rule that leads to `category`, in the order in which they are tried."""

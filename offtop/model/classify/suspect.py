@@ -40,7 +40,7 @@ class Hop(NamedTuple):
     """How it is known that the next hop must act: one of blockers.VIA; empty for the last hop."""
     is_exact: bool = True
     what: str = ""
-    """Name of the object that the next hop holds. Raw."""
+    """Name of the object that the next hop holds; of threads that wait for a connection, the address. Raw."""
     unread: int = 0
     """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
     same."""
@@ -126,7 +126,7 @@ class Suspect(NamedTuple):
     @property
     def _what(self) -> str:
         """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
-        names = (one.what for one in reversed(self.hops) if one.via not in _AT_ADDRESS)
+        names = (one.what for one in reversed(self.hops) if one.via and one.via not in _AT_ADDRESS)
         return next((name for name in names if name not in ("", self.end.program)), "")
 
 

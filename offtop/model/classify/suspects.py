@@ -13,6 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from offtop.model.classify.activity import RUNS
+from offtop.model.classify.categories import CONNECT
 from offtop.model.classify.cpu_suspects import CpuSuspects
 from offtop.model.classify.standing import LOCK, SATURATED, WaitsOfTick
 from offtop.model.classify.suspect import (
@@ -36,6 +37,7 @@ from offtop.model.values.blockers import KERNEL_LOCK
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
+from offtop.model.values.waits import WAKE
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
 _LEAST_HARM = 0.01
@@ -242,6 +244,12 @@ class _Ends:
         behind = waiting - float(own[ends].sum()) if edges else waiting
         return Suspect(HOLDER if edges else WAIT, tuple(reversed(hops)), behind, harm * factor)
 
+    def _address(self, rows: Ints) -> str:
+        """Return the address to which all these threads connect; empty if there are several."""
+        wakes: list[int] = np.unique(self._waits.waits.rows[rows, WAKE]).tolist()
+        addresses = {self._catalog.wake(one).object.peer for one in wakes}
+        return addresses.pop() if len(addresses) == 1 else ""
+
     def _end_factor(self, end: int, edge: Edge) -> float:
         """`edge`: the one that leads to `end`."""
         node = self._graph.nodes[end]
@@ -343,5 +351,6 @@ class _Ends:
             self._waits.place(oldest.row) if in_wait else None,
             int(self._waits.ages_ns[oldest.row]) if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
+            what=self._address(rows[rows >= 0]) if oldest.state == CONNECT else "",
             unread=unread,
         )

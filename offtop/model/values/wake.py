@@ -88,7 +88,7 @@ class Object(NamedTuple):
     peer: str = ""
     """Peer address, if connected; for `unix` the process that created the peer, `postgres(4242)`. Raw."""
     state: str = ""
-    """State of `tcp`: `established`, `listen`, `close-wait` and so on."""
+    """State of `tcp`: `established`, `listen`, SYN_SENT and so on."""
 
     @property
     def label(self) -> str:
@@ -113,6 +113,8 @@ class Object(NamedTuple):
 
 
 UNIX = "unix"
+SYN_SENT = "syn-sent"
+"""State of a TCP socket that waits for the other side to accept its connection."""
 NO_OBJECT = Object()
 
 

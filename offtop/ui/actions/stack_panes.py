@@ -213,8 +213,8 @@ class FlamePane(StackPane):
 class SitePane(StackPane):
     name = SITE
 
-    def __init__(self, display: Display, rule_of: Callable[[Sequence[str]], str]) -> None:
-        """`rule_of` returns the category rule that matches the functions of a stack."""
+    def __init__(self, display: Display, rule_of: Callable[[Sequence[str], str], str]) -> None:
+        """`rule_of` returns why a stack with these functions is of a category."""
         super().__init__(display)
         self._rule_of = rule_of
 

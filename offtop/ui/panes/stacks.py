@@ -212,7 +212,7 @@ def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
     return sum(3 + (cell_len(printable(step.name, pen.glyphs.is_ascii)) if step else 1) for step in steps)
 
 
-def site(places: Ranking, common: Common, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
+def site(places: Ranking, common: Common, rule_of: Callable[[Sequence[str], str], str], pen: Pen) -> list[Line]:
     """Return the lines of the pane, scrolled by `view.scrolled`.
 
     `rule_of` describes the rule that chose the category of a kernel stack.
@@ -253,7 +253,7 @@ def site_length(places: Ranking, common: Common, pen: Pen) -> int:
 
 
 def _whole_stack(
-    common: Common, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
+    common: Common, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str], str], str], pen: Pen
 ) -> list[Line]:
     catalog = common.catalog
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
@@ -263,8 +263,8 @@ def _whole_stack(
     if common.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(catalog.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
-        rule = rule_of(location.kernel_names(catalog, place.kernel, pen.names))
-        what = f"{catalog.stack(place.kernel).category}: {rule}"
+        category = catalog.stack(place.kernel).category
+        what = f"{category}: {rule_of(location.kernel_names(catalog, place.kernel, pen.names), category)}"
     lines = [
         Line(),
         plain(fit(numbers, pen.width, pen.glyphs), "title"),

@@ -335,3 +335,22 @@ def test_gil_and_pipe_say_what_is_waited_for() -> None:
 )
 def test_verbs_have_a_plural(one: str, several: str) -> None:
     assert of_several(one) == several
+
+
+@pytest.mark.parametrize(
+    ("peers", "what"),
+    [
+        (["10.0.0.5:8081"] * 3, "a connection to 10.0.0.5:8081"),
+        (["10.0.0.5:5432"] * 3, "a connection to PostgreSQL at 10.0.0.5:5432"),
+        (["10.0.0.5:5432", "10.0.0.5:5432", "10.0.0.6:5432"], "a connection to PostgreSQL"),
+    ],
+)
+def test_connection_that_is_not_accepted_is_named_with_its_address_if_there_is_one(peers: list[str], what: str) -> None:
+    machine = Machine()
+    for number, peer in enumerate(peers):
+        on = Object("tcp", f"socket:[{number}]", local=f"10.0.0.1:{50_000 + number}", peer=peer, state="syn-sent")
+        machine.waits("app", 100 + number, "connect", 9, on=on)
+    ((says, _),) = sentences(machine)
+    assert says == f"3 app wait for {what} (9.00s)"
+    (one,) = machine.found().suspects
+    assert one.name.what == "", "the address differs from run to run"

@@ -197,7 +197,7 @@ def test_stack_of_only_scheduler_frames_is_all_tail_and_in_other() -> None:
 def test_empty_stack_has_no_tail_and_is_in_other() -> None:
     assert RULES.tail_length([]) == 0
     assert RULES.classify([]) == "other"
-    assert RULES.rule_of([]) == "no rule"
+    assert RULES.rule_of([], "other") == "no rule"
 
 
 # ---- the kernel's entry
@@ -253,8 +253,8 @@ def test_stack_without_a_matching_rule_is_in_other() -> None:
 
 
 def test_rule_description_names_the_pattern_that_matched() -> None:
-    assert RULES.rule_of(["futex_wait_queue", "do_futex"]) == "one of the 4 innermost functions = futex_wait*"
-    assert RULES.rule_of(["wait_for_completion_state", "kernel_clone"]) == (
+    assert RULES.rule_of(["futex_wait_queue", "do_futex"], "lock") == "one of the 4 innermost functions = futex_wait*"
+    assert RULES.rule_of(["wait_for_completion_state", "kernel_clone"], "child") == (
         "one of the 4 innermost functions = kernel_clone, not below copy_process"
     )
     assert RULES.rules_of("child")[1] == (
