@@ -128,8 +128,8 @@ class OfTheLoad(LiveFeed):
     def set_mode(self, mode: str, depth: int) -> None:
         raise NotImplementedError
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        self._source.wait_for_names(frames, seconds)
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
+        return self._source.wait_for_names(frames, seconds)
 
     def why_nameless(self, frame: Frame) -> str:
         return self._source.why_nameless(frame)

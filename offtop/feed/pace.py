@@ -72,7 +72,12 @@ class Pace:
         Errors of the source are passed on.
         """
         for snapshot in self._snapshots():
-            self._prepare(snapshot)
+            try:
+                self._prepare(snapshot)
+            except KeyboardInterrupt:
+                if self.recorder is not None:
+                    self.recorder.add(snapshot)
+                raise
             tick = self._history.add(snapshot)
             found = self._suspects.tick(tick) if tick and self._suspects else NOTHING_FOUND
             if tick is not None and self._detector is not None:

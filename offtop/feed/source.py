@@ -142,8 +142,8 @@ class Source(Protocol):
         """Return all outliers of a recording, in order of time; none for a live source."""
         ...
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """Wait at most `seconds` until each of `frames` has its final name."""
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
+        """Wait at most `seconds` until each of `frames` has its final name. Return whether it has."""
         ...
 
     def why_nameless(self, frame: Frame) -> str:

@@ -71,7 +71,7 @@ class SuspectWatch:
 
     @property
     def has_settled(self) -> bool:
-        """Whether standing waits are known as of the newest tick."""
+        """Whether more time would not change which waits of the newest tick are standing."""
         return self._waits is not None and self._waits.has_settled
 
     def at(self, number: int) -> Found:

@@ -416,8 +416,8 @@ class LiveSource(LiveFeed):
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        self._parts.names.wait(frames, seconds)
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
+        return self._parts.names.wait(frames, seconds)
 
     def why_nameless(self, frame: Frame) -> str:
         return self._parts.names.why_nameless(frame)

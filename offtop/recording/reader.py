@@ -26,6 +26,8 @@ _MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
 _MOST_OUTLIERS = 5_000
 _MOST_FRAMES = 200_000
 """Most frames kept in memory."""
+_MOST_DIGITS = 19
+"""Of a 64-bit number."""
 _ALONE = "immutable=1"
 """SQLite opens no other file and takes no lock."""
 _SETTINGS = (
@@ -92,7 +94,7 @@ class Recording:
     def since_ns(self) -> int:
         """See Source.since_ns; 0 if the recording is of an older offtop."""
         since = self.about.get(file_format.SINCE, "")
-        return int(since) if since.isdecimal() and since.isascii() else 0
+        return int(since) if since.isdecimal() and since.isascii() and len(since) <= _MOST_DIGITS else 0
 
     def number_at(self, taken_ns: int) -> int:
         """Return the last tick taken by `taken_ns` (CLOCK_REALTIME), or the first tick."""

@@ -190,8 +190,9 @@ class RecordedSource:
     def outliers(self) -> Sequence[Outlier]:
         return joined(one for _, one in self._outliers)
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
         """Return at once: all names are known."""
+        return True
 
     def why_nameless(self, frame: Frame) -> str:
         return self._recording.why_nameless(frame)

@@ -46,6 +46,7 @@ _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
 _UNKNOWN = NOBODY, "(unknown)"
+_WITH_STANDING = ", before standing waits were known"
 _IN_PROGRESS = "in progress at the end"
 _MOST_LOCATIONS = 10_000
 """Most wakers' stacks whose names are cached."""
@@ -210,8 +211,8 @@ class _Totals:
         self._longest: list[_Longest] = []
         self._wakers = _Wakers(source.names)
         self._suspects: dict[tuple[str, ...], _Suspected] = {}
-        self._busiest: tuple[bool, float, int] = (False, 0.0, 0)
-        """Whether standing waits were known, most waiting threads in a tick, and when it was taken."""
+        self._busiest: dict[bool, tuple[float, int]] = {}
+        """Whether standing waits were known by then → most waiting threads in a tick, and when it was taken."""
         self._ticks = 0
         self._files_ns = self._disks_ns = 0
         """Spans in which file operations, and requests to disks, were counted."""
@@ -230,12 +231,19 @@ class _Totals:
         if len(self._windows) == _MERGED_AT_ONCE:
             self._windows = [_without_exited(merge(self._windows), snapshot)]
         has_settled = self._watch is None or self._watch.has_settled
-        self._busiest = max(self._busiest, (has_settled, _waiting_threads(tick), tick.taken_ns))
+        busiest = self._busiest.get(has_settled, (0.0, 0))
+        self._busiest[has_settled] = max(busiest, (_waiting_threads(tick), tick.taken_ns))
         self._longest = _with_longest(self._longest, tick, self._source)
         self._wakers.add(tick)
         if self._watch:
             texts = SuspectTexts(snapshot.catalog, self._source.names, self._cause_finder)
             _add_suspects(self._suspects, self._watch.tick(tick), tick.taken_ns, texts)
+
+    @property
+    def _most_waiting(self) -> str:
+        before, after = self._busiest.get(False), self._busiest.get(True)
+        texts = [f"{threads(most)} at {_clock(taken_ns)}" for most, taken_ns in filter(None, (after, before))]
+        return f"{texts[0]}; {texts[1]}{_WITH_STANDING}" if before and after and before > after else texts[0]
 
     def lines(self) -> list[str]:
         """Return all lines of the report but its head."""
@@ -249,7 +257,7 @@ class _Totals:
             window = merge(self._windows)
             lines += [
                 f"ticks: {self._ticks:,}, measured {duration(window.span_ns)}",
-                f"most waiting: {threads(self._busiest[1])} at {_clock(self._busiest[2])}",
+                f"most waiting: {self._most_waiting}",
                 "",
                 *_program_lines(window, last.idle, self._source, stuck, self._cause_finder),
                 *_file_lines(window, self._files_ns),

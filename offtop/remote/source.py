@@ -93,6 +93,8 @@ class RemoteSource(LiveFeed):
         """Number of the stream, from 1 on."""
         self._read_stream, self._read_boot = 0, ""
         self._read_ns = 0
+        self._epoch, self._since_ns = -1, 0
+        """Epoch of the last snapshot, and when its first one was taken (CLOCK_MONOTONIC)."""
         """CLOCK_MONOTONIC when the last tick was read."""
         self._has_ended = False
         """Whether the host has sent its last tick."""
@@ -178,8 +180,14 @@ class RemoteSource(LiveFeed):
                     self._changed.notify_all()
                 continue
             self._read_ns = monotonic_ns()
+            if snapshot.epoch != self._epoch:
+                self._epoch, self._since_ns = snapshot.epoch, snapshot.at_ns
             return snapshot
         return None
+
+    @property
+    def since_ns(self) -> int:
+        return self._since_ns
 
     def _next(self) -> _Queued | None:
         with self._changed:
@@ -222,10 +230,11 @@ class RemoteSource(LiveFeed):
     def outliers(self) -> Sequence[Outlier]:
         return ()
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
         names = self._streamed_names
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._lost_ns or all(map(names.is_final, frames)), seconds)
+            return all(map(names.is_final, frames))
 
     def why_nameless(self, frame: Frame) -> str:
         return self._streamed_names.why_nameless(frame)

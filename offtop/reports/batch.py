@@ -80,8 +80,7 @@ def run(
     cause_finder = CauseFinder(source.names, rules)
     suspects = SuspectWatch(source, weights, rules, wanted.baseline) if weights and not wanted.folded else None
     history = history_for(categories, cause_finder, suspects, max_bytes=_HISTORY_BYTES)
-    printer = _Printer(source, wanted, cause_finder, rules)
-    names = _NewNames(source, is_patient=as_json or wanted.folded)
+    printer = _Printer(source, wanted, cause_finder, rules, as_json=as_json)
     pace = Pace(
         source,
         history,
@@ -89,7 +88,7 @@ def run(
         first_tick_ns=delay_ns,
         detector=outlier_actions.detector if outlier_actions else None,
         suspects=suspects,
-        prepare=names.wait,
+        prepare=printer.wait_for_new_names,
     )
     pace.alarm = outlier_actions.alarm if outlier_actions else None
     pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
@@ -123,6 +122,7 @@ def run(
                 lifetime = passing(ever, wanted.filter, cause_finder) if ever else None
                 out.write(printer.tables(tick, lifetime, pace.outliers, found, width))
             out.flush()
+            printer.is_first = False
     finally:
         out.writelines(f"{line}\n" for line in folded.lines(printer.sums))
     if ungathered:
@@ -133,16 +133,44 @@ def run(
 class _Printer:
     """Formats ticks, once their symbols have names."""
 
-    def __init__(self, source: Source, wanted: Wanted, cause_finder: CauseFinder, rules: RuleSource) -> None:
+    def __init__(
+        self, source: Source, wanted: Wanted, cause_finder: CauseFinder, rules: RuleSource, *, as_json: bool
+    ) -> None:
         self._source, self._wanted, self._cause_finder = source, wanted, cause_finder
         self._problems = Problems(source.names, source.why_nameless)
         self._comparison = Comparison(wanted.baseline, rules) if wanted.baseline else None
+        self._shows_few = not (as_json or wanted.folded)
         self.sums: dict[str, int] = {}
         """Folded stacks of all ticks, in ns."""
+        self.is_first = True
+        """No tick has been printed yet, so many names are unknown."""
+        self._epoch: int | None = None
+        self._named, self._late = set[int](), set[int]()
+        """User stacks of the last snapshot whose names were waited for, and those whose names were late once."""
+
+    def wait_for_new_names(self, snapshot: Snapshot) -> None:
+        """Wait for the names of functions in new user stacks: rules and suspects judge waits by them.
+
+        Not in the first snapshot of an epoch, with which a tick only begins. Names that are late twice are not waited
+        for any more.
+        """
+        if snapshot.epoch != self._epoch:
+            self._epoch = snapshot.epoch
+            self._named.clear()
+            self._late.clear()
+            return
+        sites = table_of(SITES, snapshot.sites)
+        rows = np.concatenate((sites.ids[sites.present, USER], Waits.of(snapshot.waiting).list.sites[:, USER]))
+        users = set(np.unique(rows).tolist())
+        new = users - self._named
+        seconds = _NAMES_SECONDS if self.is_first and not self._shows_few else _LATER_SECONDS
+        late = set[int]() if self._source.wait_for_names(_unnamed(snapshot.catalog, new), seconds) else new
+        self._named, self._late = users - (late - self._late), late
 
     def wait_for_names(self, tick: HistoryTick, stacks: Iterable[int]) -> None:
-        """Wait until the frames of `stacks` have names."""
-        self._source.wait_for_names(_unnamed(tick.window.catalog, stacks), _LATER_SECONDS)
+        """Wait until the frames of `stacks`, which are to be printed, have names."""
+        unnamed = _unnamed(tick.window.catalog, stacks)
+        self._source.wait_for_names(unnamed, _NAMES_SECONDS if self.is_first else _LATER_SECONDS)
 
     def add_up(self, tick: Tick, moved: Tick | None) -> None:
         """Add a tick, and what moved in it, to the folded stacks."""
@@ -217,31 +245,6 @@ class _Printer:
             self._comparison,
             found,
         )
-
-
-class _NewNames:
-    """Waits for the names of functions in new user stacks, because rules and suspects judge waits by them."""
-
-    def __init__(self, source: Source, *, is_patient: bool) -> None:
-        """`is_patient`: the first tick may wait for all the names of a large binary."""
-        self._source = source
-        self._seconds = itertools.chain(
-            [_NAMES_SECONDS if is_patient else _LATER_SECONDS], itertools.repeat(_LATER_SECONDS)
-        )
-        self._known = set[int]()
-        """Stacks whose names have been waited for."""
-        self._has_begun = False
-
-    def wait(self, snapshot: Snapshot) -> None:
-        """Wait for the names of those in `snapshot`; not in the first one, with which the first tick begins."""
-        if not self._has_begun:
-            self._has_begun = True
-            return
-        sites = table_of(SITES, snapshot.sites)
-        users = np.concatenate((sites.ids[sites.present, USER], Waits.of(snapshot.waiting).list.sites[:, USER]))
-        new = set(np.unique(users).tolist()) - self._known
-        self._source.wait_for_names(_unnamed(snapshot.catalog, new), next(self._seconds))
-        self._known |= new
 
 
 class _EndsFinder(NamedTuple):

@@ -60,6 +60,24 @@ def test_readings_missed_during_a_slow_one_are_skipped() -> None:
     assert len(later) == 9
 
 
+def test_what_was_measured_before_ctrl_c_is_recorded() -> None:
+    snapshots: list[Snapshot] = []
+
+    class Recording:
+        def add(self, snapshot: Snapshot) -> None:
+            snapshots.append(snapshot)
+
+    def prepare(_: Snapshot) -> None:
+        if len(snapshots) == 2:
+            raise KeyboardInterrupt
+
+    pace = Pace(Clocked(ticks=5), history(), MS, prepare=prepare)
+    pace.recorder = Recording()
+    with pytest.raises(KeyboardInterrupt):
+        list(pace.ticks())
+    assert len(snapshots) == 3
+
+
 class Drained(Clocked):
     """Records when it was drained."""
 

@@ -20,6 +20,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.person import person
+from offtop.recording.replay import RecordedSource
 from offtop.reports import objects
 from offtop.reports.tick import passing, stacks_of
 from offtop.reports.tick_json import tick_object
@@ -95,8 +96,12 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
             ticks[-1].at_ns - since_ns, ticks[-1].at_ns
         ):  # on a busy machine ticks are longer
             recorder.add(one)
+        first = history.last(1 << 62)[0]
+        assert source.since_ns == first.at_ns - first.span_ns < since_ns
         assert recorder.close().startswith(f"recorded {len(ticks)} ticks")
         shown = [as_json(history, kept, since_ns, cause_finder, source) for kept in ticks]
+    with closing(RecordedSource(recorder.path)) as replayed:
+        assert replayed.since_ns == first.at_ns - first.span_ns
     ended = run("replay", str(recorder.path), "--json")
     assert (ended.status, ended.err) == (0, "")
     again = [json.loads(line) for line in ended.out.splitlines()]

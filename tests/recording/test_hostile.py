@@ -127,6 +127,22 @@ def test_impossible_values_are_skipped(tmp_path: Path, whole: bytes, statement: 
     assert replay_output(changed(tmp_path / "it", whole, statement))
 
 
+@pytest.mark.parametrize(
+    "value", ["-5", "'7'", "'1.5'", "''", "x'07'", "char(178)", "replace(hex(zeroblob(2500)), '0', '9')"]
+)
+def test_impossible_time_since_which_was_measured_is_no_later_than_the_first_tick(
+    tmp_path: Path, whole: bytes, value: str
+) -> None:
+    statement = f"INSERT OR REPLACE INTO about VALUES ('since_ns', {value})"
+    with closing(RecordedSource(changed(tmp_path / "it", whole, statement))) as source:
+        first = source.read()
+        assert first
+        assert source.since_ns == (7 if value == "'7'" else 0)
+    statement = f"INSERT OR REPLACE INTO about VALUES ('since_ns', '{first.at_ns + 1}')"
+    with closing(RecordedSource(changed(tmp_path / "late", whole, statement))) as source:
+        assert source.since_ns == first.at_ns
+
+
 def test_stack_deeper_than_offtop_takes_is_refused() -> None:
     assert len(stack_rows.decode_frames(bytes(4 * 1_024))) == 1_024
     with pytest.raises(ValueError, match="too deep"):

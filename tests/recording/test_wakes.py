@@ -161,7 +161,7 @@ def test_names_in_wakers_stacks_are_awaited() -> None:
     source.after(0).catalog.stacks[source.worker.user] = late._replace(
         frames=tuple(frame._replace(name="") for frame in late.frames)
     )
-    source.wait_for_names = lambda frames, seconds: asked.update(frame.file for frame in frames)
+    source.wait_for_names = lambda frames, seconds: asked.update(frame.file for frame in frames) is None
     in_json(source)
     assert asked == {"/opt/own"}
 

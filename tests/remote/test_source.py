@@ -172,6 +172,7 @@ def test_a_host_that_restarted_begins_anew(stage: Stage) -> None:
         assert [tick.number for tick in every] == [1, 2, 3]
         assert history.reach_ns == NS_PER_S
         assert every[-1].header.lost == {}
+        assert source.since_ns == every[-1].at_ns - every[-1].span_ns
 
 
 def test_requests_reach_the_host_and_are_repeated_to_the_next(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -92,9 +93,14 @@ def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
 
 
 class LateNames(ScriptedSource):
-    """Its functions have no names yet. Counts those whose names were waited for."""
+    """Its user functions get their names in the tick `named_in`; until then they differ by their number only."""
 
-    waited_for = 0
+    named_in = 1
+
+    def __init__(self, table: Sequence[Waits], ticks: int) -> None:
+        super().__init__(table, ticks=ticks, ends=True)
+        self.waits: list[tuple[int, float]] = []
+        """Of each wait: for how many functions, and for how long."""
 
     def read(self) -> Snapshot | None:
         if (snapshot := super().read()) is not None:
@@ -103,20 +109,47 @@ class LateNames(ScriptedSource):
                 snapshot.catalog.stacks[number] = stack._replace(frames=frames)
         return snapshot
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        self.waited_for += len(frames)
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
+        self.waits.append((len(frames), seconds))
+        return self.reads > self.named_in
 
 
-def test_suspects_are_looked_for_when_functions_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, judged, tick = LateNames(BANKS, ticks=2, ends=True), list[int](), SuspectWatch.tick
+@pytest.mark.parametrize(
+    ("table", "as_json", "named_in", "judged"),
+    [
+        (BANKS, False, 1, [(2, 2.0), (0, 2.0), (0, 2.0), (0, 2.0)]),
+        (BANKS, True, 1, [(2, 10.0), (0, 2.0), (0, 2.0), (0, 2.0)]),
+        # Names that are late are waited for once more.
+        (BANKS, False, 9, [(2, 2.0), (2, 2.0), (0, 2.0), (0, 2.0)]),
+        # A wait in progress counts, too, although nothing has ended at its stack.
+        ([READER._replace(waits_on=True, waits_ms=(), user=("a", "b", "c"))], False, 1, [(3, 2.0)] + [(0, 2.0)] * 3),
+    ],
+)
+def test_suspects_are_looked_for_when_functions_have_names(
+    monkeypatch: pytest.MonkeyPatch,
+    table: Sequence[Waits],
+    as_json: bool,
+    named_in: int,
+    judged: list[tuple[int, float]],
+) -> None:
+    source, waits, tick = LateNames(table, ticks=4), list[tuple[int, float]](), SuspectWatch.tick
+    source.named_in = named_in
 
     def judge(watch: SuspectWatch, seen: HistoryTick) -> Found:
-        judged.append(source.waited_for)
+        waits.append(source.waits[-1])
         return tick(watch, seen)
 
     monkeypatch.setattr(SuspectWatch, "tick", judge)
-    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=False, width=0, out=io.StringIO(), weights=WEIGHTS)
-    assert judged[0] == max(len(row.user) for row in BANKS), "without names, only their number tells them apart"
+    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=as_json, width=0, out=io.StringIO(), weights=WEIGHTS)
+    assert waits == judged
+
+
+def test_what_is_printed_first_waits_longer_for_names() -> None:
+    source = LateNames(BANKS, ticks=2)
+    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=False, width=0, out=io.StringIO())
+    judged, printed = source.waits[::2], source.waits[1::2]
+    assert judged == [(2, 2.0), (0, 2.0)]
+    assert printed == [(2, 10.0), (2, 2.0)]
 
 
 def test_system_call_names_are_escaped_in_json() -> None:

@@ -140,8 +140,9 @@ class BusySource(LiveFeed):
     def set_disks(self, wanted: bool) -> None:
         """Do nothing: there are no requests to disks."""
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
         """Return at once: all names are known."""
+        return True
 
     def why_nameless(self, frame: Frame) -> str:
         return NOT_KNOWN

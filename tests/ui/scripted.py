@@ -535,8 +535,9 @@ class ScriptedSource(LiveFeed):
         if self.refuses:
             raise self.refuses
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
         """Return at once: all names are known."""
+        return True
 
     def why_nameless(self, frame: Frame) -> str:
         return NOT_KNOWN

@@ -67,5 +67,6 @@ async def test_accounts_are_not_available_with_within() -> None:
         await pilot.press("A")
         assert not app.view.lists_account
         assert any("with --within only a part of each second is counted" in line for line in screen(app))
+        assert "A Account" not in screen(app)[-1]
         await pilot.press("tab", "enter")
         assert any("unknown: with --within only a part of it is counted." in line for line in screen(app))

@@ -439,8 +439,9 @@ class ProcSource(LiveFeed):
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
 
-    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """Nothing to wait for: kernel frames carry their names."""
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
+        """Return at once: kernel frames carry their names."""
+        return True
 
     def why_nameless(self, frame: Frame) -> str:
         return ""

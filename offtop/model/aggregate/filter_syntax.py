@@ -47,7 +47,7 @@ _LONGEST_SHOWN = 40
 """Of a word that an error quotes."""
 _QUOTE_IT = "; to search for the word, put it in quotes"
 _AND = f"is not needed: all words must match anyway{_QUOTE_IT}"
-_OR = f"is not known: use commas, comm=fio,dd{_QUOTE_IT}"
+_OR = f"is not known: commas join values of one key, comm=fio,dd{_QUOTE_IT}"
 _OPERATORS = {"and": _AND, "&&": _AND, "or": _OR, "||": _OR, "not": f"is not known: use !=, comm!=fio{_QUOTE_IT}"}
 """What is wrong with words that other languages use as operators."""
 _LAST_ID = (1 << 31) - 1

@@ -104,8 +104,8 @@ class WaitsOfTick:
 
     @property
     def has_settled(self) -> bool:
-        """Whether offtop has measured for long enough to know standing waits."""
-        return self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
+        """Whether offtop has measured for long enough to know standing waits; in samples of /proc there are none."""
+        return bool(self.snapshot.sampling) or self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
 
     @property
     def standing_sites(self) -> SiteKeys:
