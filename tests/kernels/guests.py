@@ -46,7 +46,7 @@ _CPUS, _CHECK = 2, "tests.kernels.inside"
 """Number of CPUs, and the module that runs in a guest."""
 _WITHOUT = ("test", "config-3*", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "dist-packages")
 _INIT = f"""#!/bin/busybox sh
-export PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 TERM=dumb
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 TERM=dumb
 mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
 mount -t tracefs t /sys/kernel/tracing; mount -t debugfs d /sys/kernel/debug; mount -t bpf b /sys/fs/bpf
 mount -t cgroup2 c /sys/fs/cgroup; mount -t tmpfs t /run; ip link set lo up
