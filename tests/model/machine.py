@@ -17,6 +17,7 @@ from offtop.model.values.disks import DiskActivity
 from offtop.model.values.peers import Peers
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Stack, nameless
+from offtop.model.values.table import NO_SITES, SiteKeys
 from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOT_GATHERED, OFFCPU, Object, Wake
 from offtop.model.windows.breakdown import Idle, Shares, shares
 from offtop.model.windows.stuck import Stuck, stuck
@@ -54,6 +55,8 @@ class Machine:
     mode: str = OFFCPU
     disks: DiskActivity | None = None
     """Requests to disks in the window."""
+    at_even_pace: SiteKeys = NO_SITES
+    """Sites of sleeps at an even pace, which count as idle."""
 
     def __post_init__(self) -> None:
         self.causes = CauseFinder(OwnNames(), Fixed(RULES))
@@ -142,7 +145,7 @@ class Machine:
         earlier = {key: one for key, one in self.waiting.items() if one.switched_out_ns < AT_NS - SPAN_NS}
         window = between(Snapshot(0, AT_NS - SPAN_NS, waiting=earlier, catalog=self.catalog), now)
         idle_by_rule = self.causes.idle_by_rule([window.still.ids], self.catalog)
-        idle = Idle(CATEGORIES.idle, by_rule=idle_by_rule)
+        idle = Idle(CATEGORIES.idle, self.at_even_pace, by_rule=idle_by_rule)
         window = replace(window, disks=self.disks)
         return now, stuck([*self.waiting.values()], AT_NS, self.catalog, idle), shares(window, idle), window
 

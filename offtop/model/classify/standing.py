@@ -38,7 +38,7 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
-_PIPE, LOCK = "pipe", "lock"
+PIPE, LOCK = "pipe", "lock"
 _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
 _KEEPS_WAITING = frozenset({SLEEP, STOPPED})
 """States that are normal without work, but in which a thread answers no request."""
@@ -174,7 +174,7 @@ class WaitsOfTick:
         """
         looks_idle = self.idle.copy()
         looks_idle[[row for row, via in self.via.items() if via in _KNOWN_TO_WAIT]] = False
-        is_short = self._is_leaf(lambda leaf: leaf.category == _PIPE) & (self.ages_ns < self._weights.least_age_ns)
+        is_short = self._is_leaf(lambda leaf: leaf.category == PIPE) & (self.ages_ns < self._weights.least_age_ns)
         counts = np.zeros(len(self.graph.nodes), np.bool_)
         counts[: len(self.idle)] = ~looks_idle & ~self._is_leaf(lambda leaf: leaf.category in _RESOURCES) & ~is_short
         return counts

@@ -15,7 +15,7 @@ import numpy as np
 from offtop.model.classify.activity import RUNS
 from offtop.model.classify.categories import CONNECT
 from offtop.model.classify.cpu_suspects import CpuSuspects
-from offtop.model.classify.standing import LOCK, SATURATED, WaitsOfTick
+from offtop.model.classify.standing import LOCK, PIPE, SATURATED, WaitsOfTick
 from offtop.model.classify.suspect import (
     DEADLOCK,
     HOLDER,
@@ -38,7 +38,7 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
 from offtop.model.values.waits import WAKE
-from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
 
 _LEAST_HARM = 0.01
 """Harm from which the chain to an end is computed."""
@@ -65,7 +65,7 @@ class SuspectFinder:
         """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
         self._shown: Sequence[Suspect] = ()
         """The suspects of the last tick. One of short waits, which happen to be over at the end of this tick, stays as
-        long as its average harm does."""
+        long as its average harm does; so does one at a pipe, where writer and reader take turns."""
         self._ticks = 0
         self._epoch = -1
 
@@ -88,9 +88,10 @@ class SuspectFinder:
         found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
         programs_now = {one.hops[0].program for one in found_now}
         kept = [
-            one
+            one._replace(hops=tuple(hop._replace(age_ns=0) for hop in one.hops)) if one.hops[0].state == PIPE else one
             for one in self._shown
-            if one.age_ns < self._weights.least_age_ns and one.hops[0].program not in programs_now
+            if one.hops[0].program not in programs_now
+            and (one.age_ns < self._weights.least_age_ns or one.hops[0].state == PIPE)
         ]
         were_shown = {one.key for one in self._shown}
         shown: list[Suspect] = []
@@ -254,7 +255,8 @@ class _Ends:
         """`edge`: the one that leads to `end`."""
         node = self._graph.nodes[end]
         is_idle = node.row >= 0 and self._waits.idle[node.row] and node.state not in self._weights.end
-        state = IDLE if is_idle else node.state
+        sleeps = node.state == SLEEP and edge.is_exact  # at an even pace, but somebody waits for it
+        state = IDLE if is_idle and not sleeps else node.state
         factor = self._weights.end.get(state, 1.0)
         is_busy = self._activity.busy(ThreadKey(node.key.pid, 0))[1] >= SATURATED
         if edge.is_exact or is_busy or state not in _BETWEEN_REQUESTS:

@@ -23,6 +23,7 @@ from offtop.model.values.blockers import (
 )
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Holder
+from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import Object
 from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
 
@@ -542,6 +543,38 @@ def test_suspect_stays_while_short_waits_happen_to_be_over() -> None:
     for machine in [flocks(10, 3, 20).tick()] * WEIGHTS.ticks:
         finder.tick(machine)
     assert finder.tick(quiet).suspects == []  # a wait of 9 s does not happen to be over
+
+
+def piped(seconds: float, is_even: bool = False) -> Machine:
+    """Three programs wait for a reader that sleeps, maybe at an even pace."""
+    machine = Machine()
+    for pid in (10, 11, 12):
+        machine.held(
+            machine.waits(f"writer{pid}", pid, "pipe", seconds, kernel="pipe_write"), Blocker(20, 0, PIPE, True)
+        )
+    reader = machine.waits("reader", 20, "sleep", seconds)
+    if is_even:
+        machine.at_even_pace = SiteKeys(integers([machine.waiting[reader].site], SITES.width))
+    return machine
+
+
+def test_suspect_at_a_pipe_stays_while_its_waits_are_short_for_a_moment() -> None:
+    finder = SuspectFinder(WEIGHTS)
+    ticks = [*[piped(3)] * 3, piped(0.5), *[piped(3)] * 2]
+    found = [finder.tick(one.tick()).suspects for one in ticks]
+    assert [[(one.end.program, one.age_ns // 10**9) for one in some] for some in found] == [
+        [("reader", 3)],
+        [("reader", 3)],
+        [("reader", 3)],
+        [("reader", 0)],  # an age that is not known any more is not shown
+        [("reader", 3)],
+        [("reader", 3)],
+    ]
+
+
+def test_sleep_at_an_even_pace_counts_in_full_if_a_writer_waits_for_it() -> None:
+    even, uneven = (SuspectFinder(WEIGHTS).tick(piped(3, is_even).tick()).suspects for is_even in (True, False))
+    assert [one.harm for one in even] == [one.harm for one in uneven] == [pytest.approx(3.0)]
 
 
 def test_who_waits_for_a_thread_and_for_its_process_is_shown_by_the_first_of_both() -> None:
