@@ -45,10 +45,8 @@ _LONGEST = 500
 _MOST_WORDS = 32
 _LONGEST_SHOWN = 40
 """Of a word that an error quotes."""
-_QUOTE_IT = "; to search for the word, put it in quotes"
-_AND = f"is not needed: all words must match anyway{_QUOTE_IT}"
-_OR = f"is not known: commas join values of one key, comm=fio,dd{_QUOTE_IT}"
-_OPERATORS = {"and": _AND, "&&": _AND, "or": _OR, "||": _OR, "not": f"is not known: use !=, comm!=fio{_QUOTE_IT}"}
+_OR, _NOT = "needs commas, in one key: comm=fio,dd", "is written as comm!=fio"
+_OPERATORS = {"and": "is not needed: all words must match", "&&": "is not needed", "or": _OR, "||": _OR, "not": _NOT}
 """What is wrong with words that other languages use as operators."""
 _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
@@ -90,6 +88,8 @@ _EXAMPLES = {
 _NEAR_ENOUGH = 0.75
 """How similar a key is to what was typed instead (difflib's ratio): `thread` and `thraed` are."""
 _OPERATOR = re.compile(r"!=|>=|<=|==?|[<>]")
+_WITH_COLON = re.compile(r"(\w+):([^:/\s].*)")
+"""As in --trigger, where `comm:postgres` chooses a program. `thread::run` and `file:///tmp` are searched for."""
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 _NEEDS_NO_QUOTES = re.compile(r"[\w./:@%+-]+")
@@ -165,7 +165,9 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
     lists: list[Text | Bound] = []
     for word in words:
         if len(words) > 1 and word.typed.lower() in _OPERATORS:
-            raise word.wrong(_OPERATORS[word.typed.lower()])
+            raise word.wrong(f'{_OPERATORS[word.typed.lower()]}. To search for it: "{word.typed}"')
+        if (found := _WITH_COLON.fullmatch(word.typed)) and found[1] in _EXAMPLES:
+            raise word.wrong(f'is not valid: try {found[1]}={found[2]}. To search for it: "{word.typed}"')
         term = _term(word, groups, ids)
         if not isinstance(term, Ids) and term.key in _OF_LISTS:
             lists.append(term)

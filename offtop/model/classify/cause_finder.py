@@ -4,6 +4,7 @@ Each kind of wait is matched once, and again when its functions get names.
 """
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -51,7 +52,7 @@ class CauseShare(NamedTuple):
     share: float
     """Share of all waits in the query; 0 to 1."""
     pid: int
-    """Process with most of the time."""
+    """Process with most of the time, of the program with most of it."""
     is_estimated: bool = False
     """Whether a part of it is an estimate: see left_out.py."""
 
@@ -177,7 +178,11 @@ class CauseFinder:
         whole_ns = sum(part[1] for part in table.values())
         parts = [
             CauseShare(
-                _largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]), name in guessed
+                _largest(rules[name]),
+                ns,
+                ns / whole_ns if whole_ns else 0.0,
+                _largest_of_program(by_pid[name], catalog),
+                name in guessed,
             )
             for name, ns in sums.items()
         ]
@@ -352,6 +357,15 @@ def _slug(name: str) -> str:
 def _where(ids: Sequence[int]) -> Where:
     pid, kernel, user = ids
     return pid, kernel, user
+
+
+def _largest_of_program(by_pid: Mapping[int, int], catalog: Catalog) -> int:
+    """Return the largest process of the program with the largest sum."""
+    programs = Counter[str]()
+    for pid, ns in by_pid.items():
+        programs[catalog.process(pid)] += ns
+    ((most, _),) = programs.most_common(1)
+    return _largest({pid: ns for pid, ns in by_pid.items() if catalog.process(pid) == most})
 
 
 def _largest(parts: Mapping[K, int]) -> K:

@@ -101,7 +101,9 @@ class Prompt(Horizontal):
 
     def _show(self, question: str) -> None:
         self._asked = question
-        line = plain(fit(question, min(len(question), max(1, self.screen.size.width * 3 // 4)), self._glyphs), "alert")
+        room = max(2, self.screen.size.width * 3 // 4)
+        shown = question if len(question) <= room else f"{fit(question, room - 1, self._glyphs)} "
+        line = plain(fit(shown, len(shown), self._glyphs), "alert")
         self._question.styles.width = width_of(line.spans)
         self._question.show([line])
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from offtop.model.viewmodel.common import Common
-from offtop.model.viewmodel.view import LIST
+from offtop.model.viewmodel.view import LIST, SITE
 from offtop.ui.kit.keys import KEYS, shown
 from offtop.ui.kit.layout import Layout
 from offtop.ui.kit.lines import Line
@@ -12,6 +12,7 @@ from offtop.ui.kit.lines import Line
 def key_bar(common: Common, layout: Layout, chosen: Mapping[str, str]) -> Line:
     """Return the keys that do something here. `chosen` maps ids of KEYS to other keys."""
     useless = {
+        "drill": common.view.focus == SITE,
         "wakeup": common.sampling is not None,
         "account": LIST not in layout.panels or not common.view.lists_sleepers or layout.calls,
     }

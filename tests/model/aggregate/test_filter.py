@@ -273,9 +273,10 @@ def test_a_filter_frees_what_it_was_used_on_without_a_garbage_collection(text: s
         ("comm>a", "'comm>a' is not valid: comm takes = and !="),
         ("!comm=a", "'!comm=a' is not valid: to exclude matches, try comm!="),
         ("a colour=red b", f"'colour' is not a filter key. Use one of {KEYS}"),
-        ("comm=fio and cat=lock", "'and' is not needed: all words must match anyway; to search for"),
-        ("comm=fio || comm=dd", "'||' is not known: commas join values of one key, comm=fio,dd;"),
-        ("NOT comm=dd", "'NOT' is not known: use !=, comm!=fio;"),
+        ("comm=fio and cat=lock", "'and' is not needed: all words must match. To search for it: \"and\""),
+        ("comm=fio || comm=dd", "'||' needs commas, in one key: comm=fio,dd."),
+        ("NOT comm=dd", "'NOT' is written as comm!=fio."),
+        ("comm:postgres", "'comm:postgres' is not valid: try comm=postgres. To search for it: \"comm:postgres\""),
         ("category=lock", "'category' is not a filter key: try cat=lock"),
         ("process=mysqld", "'process' is not a filter key: try proc=mysqld"),
         ("thraed=x", "'thraed' is not a filter key: try thread=worker*"),
@@ -411,6 +412,8 @@ def test_patterns_do_not_take_long() -> None:
     assert parse("thread=" + 120 * "*a").mask(one, catalog, JUDGE).all()
 
 
-@pytest.mark.parametrize("text", ["and", "or", "!and x", '"and" x', "comm=and x"])
+@pytest.mark.parametrize(
+    "text", ["and", "or", "!and x", '"and" x', "comm=and x", "thread::run", "file:///tmp", '"comm:x"', "web:80"]
+)
 def test_words_that_are_operators_elsewhere_can_be_searched_for(text: str) -> None:
     assert parse(text).waits

@@ -336,6 +336,14 @@ def window(*sites: tuple[SiteKey, int]) -> Window:
     return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, catalog=catalog())
 
 
+def test_cause_is_of_the_program_that_waits_most_for_it_not_of_one_large_process() -> None:
+    workers = [(SiteKey(pid, pid, LOCK, 8), 20) for pid in (21, 22, 23)]
+    some = window((SiteKey(8, 81, LOCK, 8), 50), *workers)
+    some.catalog.processes.update(dict.fromkeys((21, 22, 23), "stress-ng"))
+    (one,) = CauseFinder(FixedNames(), Fixed(IDLE_RULES)).rules_of(by_site(shares(some, Idle()), Scope()), some.catalog)
+    assert one.in_short(some.catalog, with_process=True) == "100% wait for plain (stress-ng)"
+
+
 def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None:
     some = window(
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
