@@ -132,6 +132,7 @@ async def test_enter_opens_an_outlier_and_a_second_enter_rewinds_all_panes() -> 
 @asynchronous
 async def test_n_and_N_step_through_outliers() -> None:  # noqa: N802
     async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
+        await until(lambda: second(app) == 12)
         await pilot.press("n")
         assert "there is no later outlier: N goes back" in screen(app)
         await pilot.press("N")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from offtop.model.classify.categories import CONNECT
 from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
 
@@ -126,7 +127,8 @@ class Suspect(NamedTuple):
     @property
     def _what(self) -> str:
         """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
-        names = (one.what for one in reversed(self.hops) if one.via and one.via not in _AT_ADDRESS)
+        named = [one for one in self.hops if one.via not in _AT_ADDRESS and (one.via or one.state != CONNECT)]
+        names = (one.what for one in reversed(named))
         return next((name for name in names if name not in ("", self.end.program)), "")
 
 
