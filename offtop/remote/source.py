@@ -93,9 +93,9 @@ class RemoteSource(LiveFeed):
         """Number of the stream, from 1 on."""
         self._read_stream, self._read_boot = 0, ""
         self._read_ns = 0
+        """CLOCK_MONOTONIC when the last tick was read."""
         self._epoch, self._since_ns = -1, 0
         """Epoch of the last snapshot, and when its first one was taken (CLOCK_MONOTONIC)."""
-        """CLOCK_MONOTONIC when the last tick was read."""
         self._has_ended = False
         """Whether the host has sent its last tick."""
         self._lost_ns = 0

@@ -32,7 +32,7 @@ from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Frame
 from offtop.model.values.table import SITES, table_of
-from offtop.model.values.waits import USER, WAKE, Waits
+from offtop.model.values.waits import READ_USER, USER, WAKE, Waits
 from offtop.model.values.wake import gathers
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import TreeView, View
@@ -159,9 +159,11 @@ class _Printer:
             self._named.clear()
             self._late.clear()
             return
-        sites = table_of(SITES, snapshot.sites)
-        rows = np.concatenate((sites.ids[sites.present, USER], Waits.of(snapshot.waiting).list.sites[:, USER]))
-        users = set(np.unique(rows).tolist())
+        sites, waiting = table_of(SITES, snapshot.sites), Waits.of(snapshot.waiting).list.rows
+        users = {
+            *np.unique(sites.ids[sites.present, USER]).tolist(),
+            *np.unique(waiting[:, [USER, READ_USER]]).tolist(),
+        }
         new = users - self._named
         seconds = _NAMES_SECONDS if self.is_first and not self._shows_few else _LATER_SECONDS
         late = set[int]() if self._source.wait_for_names(_unnamed(snapshot.catalog, new), seconds) else new

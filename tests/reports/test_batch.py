@@ -121,7 +121,13 @@ class LateNames(ScriptedSource):
         (BANKS, True, 1, [(2, 10.0), (0, 2.0), (0, 2.0), (0, 2.0)]),
         # Names that are late are waited for once more.
         (BANKS, False, 9, [(2, 2.0), (2, 2.0), (0, 2.0), (0, 2.0)]),
-        # A wait in progress counts, too, although nothing has ended at its stack.
+        # A wait in progress counts, too, although nothing has ended at its stack; also if that was only just read.
+        (
+            [READER._replace(waits_on=True, waits_ms=(), user=(), read=("a", "b"))],
+            False,
+            1,
+            [(2, 2.0)] + [(0, 2.0)] * 3,
+        ),
         ([READER._replace(waits_on=True, waits_ms=(), user=("a", "b", "c"))], False, 1, [(3, 2.0)] + [(0, 2.0)] * 3),
     ],
 )

@@ -44,11 +44,10 @@ class Sites:
         return sites
 
     def with_connects(self, kernels: Ints, wakes: Ints) -> Ints:
-        """Return the kernel stacks of waits, those that poll a socket which is being connected as such."""
-        is_connecting = np.isin(wakes, [*self._wakes.connecting]) if self._wakes.connecting else np.zeros(0, np.bool_)
-        if not is_connecting.any():
+        """Return the kernel stacks of waits; that of a poll of a socket which is being connected is one of a connect."""
+        if not self._wakes.connecting:
             return kernels
-        found = kernels.copy()
+        is_connecting, found = np.isin(wakes, [*self._wakes.connecting]), kernels.copy()
         found[is_connecting] = [self._stacks.connecting(one) for one in kernels[is_connecting].tolist()]
         return found
 

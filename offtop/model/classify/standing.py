@@ -119,6 +119,11 @@ class WaitsOfTick:
         ids = rows_at(self.waits.sites, self.standing)
         return SiteKeys(rows_at(ids, self._window.still.mask(ids)))
 
+    def programs_at(self, category: str) -> set[str]:
+        """Return the programs with a thread in a wait of that category."""
+        pids: list[int] = np.unique(self.waits.rows[self._is_leaf(lambda leaf: leaf.category == category), 0]).tolist()
+        return {*map(self.snapshot.catalog.process, pids)}
+
     def place(self, row: int) -> SiteKey:
         """Return a wait's site, with the user stack of an ended wait if its own is not known yet."""
         return SITES.key(self._ids[row].tolist())

@@ -7,7 +7,7 @@ data, in `offtop/suspects.toml`, which explains them.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -64,8 +64,7 @@ class SuspectFinder:
         self._since: dict[SuspectName, tuple[int, int, int]] = {}
         """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
         self._shown: Sequence[Suspect] = ()
-        """The suspects of the last tick. One of short waits, which happen to be over at the end of this tick, stays as
-        long as its average harm does; so does one at a pipe, where writer and reader take turns."""
+        """The suspects of the last tick."""
         self._ticks = 0
         self._epoch = -1
 
@@ -87,12 +86,7 @@ class SuspectFinder:
         # waits for its workers, that of the workers.
         found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
         programs_now = {one.hops[0].program for one in found_now}
-        kept = [
-            one._replace(hops=tuple(hop._replace(age_ns=0) for hop in one.hops)) if one.hops[0].state == PIPE else one
-            for one in self._shown
-            if one.hops[0].program not in programs_now
-            and (one.age_ns < self._weights.least_age_ns or one.hops[0].state == PIPE)
-        ]
+        kept = self._between_waits(waits, programs_now)
         were_shown = {one.key for one in self._shown}
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
@@ -110,6 +104,23 @@ class SuspectFinder:
         shown = sorted(shown, key=lambda one: -one.harm)
         shown = self._with_begin(shown[: self._weights.most], waits.snapshot)
         return Found(shown, found.standing, tuple(as_usual))
+
+    def _between_waits(self, waits: WaitsOfTick, programs_now: Collection[str]) -> list[Suspect]:
+        """Return the suspects of the last tick that stay as long as their average harm does.
+
+        Their waits are short, and happen to be over at the end of this tick. Or they are at a pipe, where writer and
+        reader take turns: the threads wait there again, but not for long yet, so the age is left out.
+        """
+        found: list[Suspect] = []
+        for one in self._shown:
+            first = one.hops[0]
+            if first.program in programs_now:
+                continue
+            if one.age_ns < self._weights.least_age_ns:
+                found.append(one)
+            elif first.state == PIPE and first.program in waits.programs_at(PIPE):
+                found.append(one._replace(hops=tuple(hop._replace(age_ns=0) for hop in one.hops)))
+        return found
 
     def _with_begin(self, shown: Sequence[Suspect], now: Snapshot) -> list[Suspect]:
         self._ticks += 1

@@ -570,6 +570,7 @@ def test_suspect_at_a_pipe_stays_while_its_waits_are_short_for_a_moment() -> Non
         [("reader", 3)],
         [("reader", 3)],
     ]
+    assert finder.tick(Machine().tick()).suspects == [], "nobody waits at the pipes any more"
 
 
 def test_sleep_at_an_even_pace_counts_in_full_if_a_writer_waits_for_it() -> None:
