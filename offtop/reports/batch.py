@@ -91,7 +91,7 @@ def run(
         prepare=printer.wait_for_new_names,
     )
     pace.alarm = outlier_actions.alarm if outlier_actions else None
-    pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
+    pace.recorder = _EndsFinder(source, recorder)
     looked_up = set[int]()
     printed = ungathered = since_ns = 0
     try:

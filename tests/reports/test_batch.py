@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,7 +14,7 @@ from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.classify.suspect import Found
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Frame
-from offtop.model.values.wake import OFFCPU, WAKEUP
+from offtop.model.values.wake import OFFCPU, WAKEUP, Object
 from offtop.model.windows.history import HistoryTick
 from offtop.reports import batch, tick_text
 from offtop.reports.wanted import Wanted
@@ -148,6 +148,23 @@ def test_suspects_are_looked_for_when_functions_have_names(
     monkeypatch.setattr(SuspectWatch, "tick", judge)
     batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=as_json, width=0, out=io.StringIO(), weights=WEIGHTS)
     assert waits == judged
+
+
+class Asked(ScriptedSource):
+    """Records after how many snapshots it was asked for other ends."""
+
+    def __init__(self) -> None:
+        super().__init__(BANKS, ticks=2, ends=True)
+        self.asked_after: list[int] = []
+
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
+        self.asked_after.append(self.reads)
+
+
+def test_other_ends_are_looked_for_when_the_first_tick_begins() -> None:
+    source = Asked()
+    batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=False, width=0, out=io.StringIO(), weights=WEIGHTS)
+    assert source.asked_after[0] == 1, "the first tick ends with the second snapshot"
 
 
 def test_what_is_printed_first_waits_longer_for_names() -> None:

@@ -44,7 +44,7 @@ class Sites:
         return sites
 
     def with_connects(self, kernels: Ints, wakes: Ints) -> Ints:
-        """Return the kernel stacks of waits; that of a poll of a socket which is being connected is one of a connect."""
+        """Return the kernel stacks of waits; a poll of a socket that is being connected has that of a connect."""
         if not self._wakes.connecting:
             return kernels
         is_connecting, found = np.isin(wakes, [*self._wakes.connecting]), kernels.copy()
