@@ -106,6 +106,8 @@ async def shown(
         try:
             wanted = source.ticks if ticks is None else ticks
             await until(lambda: (app.picture.common.newest.number if app.picture else 0) == wanted)
+            # A drawing may show a tick before its message arrives, by which its outliers are announced.
+            await until(lambda: app._seen >= wanted)  # pyright: ignore[reportPrivateUsage]
             await pilot.pause()
             yield app, pilot
         finally:
