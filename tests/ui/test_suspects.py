@@ -132,6 +132,10 @@ def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
     assert "in the end for a(1)" in "".join(part for part, _ in lines([ends], 80, 1, UNICODE)[0].spans)
     assert "in the end" not in "".join(part for part, _ in lines([ends], 200, 1, UNICODE)[0].spans)
     assert lines([long], 80, 0, UNICODE) == []
+    slow = long._replace(next=40 * "why ", brief="flock(10) waits for job.lock, in the end for a(1) on this machine")
+    text = ["".join(part for part, _ in line.spans).rstrip() for line in lines([slow] * 2, 63, 2, UNICODE)]
+    assert text[0].endswith(" +1 (6)")
+    assert text[1] == "  sleep(31822), which sleeps"
 
 
 STOOD = (

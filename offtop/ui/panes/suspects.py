@@ -104,9 +104,9 @@ def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
 def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = NOTHING) -> list[Line]:
     """Return at most `room` lines: the sentences, most harm first.
 
-    The first one is whole, with what to do next, if it fits into the room alone. Hops in between give way to the end of
-    the chain. The number of suspects that then have
-    no line stands before the key. `without`: the line if there are none.
+    The first one is whole, with what to do next, if it fits into the room alone; otherwise at least the ends of its
+    chain are, if these fit. Hops in between give way to the end of the chain. The number of suspects that then have no
+    line stands before the key. `without`: the line if there are none.
     """
     if not room:
         return []
@@ -114,8 +114,8 @@ def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, w
         return [plain(fit(without, width, glyphs), "dim")]
     key_width = len(_KEY) if len(found) == 1 else len(_KEY_OF_MORE.format(1))
     cells = max(10, width - len(_MARK) - key_width)
-    first_lines = len(_wrapped(found[0].in_full, cells, glyphs))
-    shown = found[: max(1, room - first_lines + 1 if first_lines <= room else room)]
+    first_lines = [len(_wrapped(text, cells, glyphs)) for text in (found[0].in_full, found[0].in_brief)]
+    shown = found[: room + 1 - next((some for some in first_lines if some <= room), 1)]
     spare = room - len(shown)
     more = len(found) - len(shown)
     key = _KEY_OF_MORE.format(more) if more else _KEY
