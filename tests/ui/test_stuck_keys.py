@@ -26,6 +26,7 @@ from tests.ui.shown import CATEGORIES as RULES
 from tests.ui.shown import (
     QUICK_NS,
     asynchronous,
+    catching,
     coloured,
     crumb_line,
     pane,
@@ -740,3 +741,17 @@ async def test_stuck_keys_are_harmless_on_a_one_line_screen() -> None:
     async with shown(ScriptedSource(STUCK, ticks=2), (39, 7)) as (app, pilot):
         await pilot.press("5", "down", "enter", "end", "y", "escape", "escape")
         assert app.view.focus == CATEGORIES
+
+
+@asynchronous
+async def test_path_has_only_what_applies_to_a_list_of_all_processes() -> None:
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=catching("fsync.now > 1s")) as (app, pilot):
+        await pilot.press("down", "enter", "enter")  # a category, and one of its processes
+        path = crumb_line(app).partition("   ")[0]
+        assert re.fullmatch(r"All > \w[\w-]* > \w+\(\d+\)", path)
+        category = path.split(" > ")[1]
+        for key, applied in (("5", f"All > {category}"), ("O", "All"), ("7", "All"), ("8", "All")):
+            await pilot.press(key)
+            assert crumb_line(app).partition("   ")[0] == applied
+            await pilot.press(key)
+            assert crumb_line(app).partition("   ")[0] == path

@@ -15,7 +15,7 @@ from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.head_picture import HeadPicture
 from offtop.model.viewmodel.timeline import Timeline
-from offtop.model.viewmodel.view import DISKS, FILES, SINCE_START, STUCK
+from offtop.model.viewmodel.view import DISKS, FILES, OUTLIERS, SINCE_START, STUCK
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HistoryTick
@@ -32,6 +32,8 @@ MODES = (
 """(key, word, id) of each mode."""
 _LISTS = {FILES: ("7", "files"), DISKS: ("8", "disks")}
 """(key, word) of each list that is not about waits."""
+_OF_ALL = (STUCK, OUTLIERS, *_LISTS)
+"""Lists of all processes, whichever is selected."""
 
 Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
@@ -363,7 +365,7 @@ def picture_minutes(layout: Layout) -> str:
 
 def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     view = common.view
-    words = ["All", *_chosen(common, glyphs)]
+    words = ["All", *(_chosen(common, glyphs) if view.focus not in _OF_ALL else _applied(common, glyphs))]
     if view.path:
         words.append(printable(view.path[-1].name, glyphs.is_ascii))
     left: Spans = [(" > ".join(words), "crumb")]
@@ -401,6 +403,15 @@ def normal(baseline: Baseline, glyphs: Glyphs) -> str:
     if baseline.file:
         return printable(baseline.file, glyphs.is_ascii)
     return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
+
+
+def _applied(common: Common, glyphs: Glyphs) -> list[str]:
+    """Return what of the selection applies to a list of all processes."""
+    view = common.view
+    words = [view.category] if view.focus == STUCK and view.category != ALL else []
+    if view.group is not None and view.focus != OUTLIERS:
+        words.append(name_of(common.catalog, view.group[0], glyphs))
+    return words
 
 
 def _chosen(common: Common, glyphs: Glyphs) -> list[str]:
