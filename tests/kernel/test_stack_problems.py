@@ -16,7 +16,7 @@ from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.stack_problems import GUESSED, NO_MAP, STRIPPED, Problem, Problems
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import ANONYMOUS, ENDED, GONE, LINKED, NO_WAY
-from offtop.model.windows.breakdown import ALL, Idle, Scope, by_site, shares
+from offtop.model.windows.breakdown import Idle, Scope, by_site, shares
 from tests.kernel import watch
 from tests.kernel.chains import CHAINS, c, ran
 from tests.kernel.programs import Program, build, running
@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.skipif(not shutil.which("gcc"), re
 _BARE = ("-O2", "-fomit-frame-pointer", "-fno-asynchronous-unwind-tables", "-fno-exceptions")
 _NAMES_S = _PATIENCE_S = 20.0
 _UNCHECKED = "(any)", LINKED
+_SLEEP = "sleep"
+"""The category of what the programs do; other waits, such as preemptions, have no such stacks."""
 
 
 class SeparateSource:
@@ -36,13 +38,13 @@ class SeparateSource:
         self._problems = Problems(source.names, source.why_nameless)
 
     def of(self, pid: int, after_s: float = 0.05) -> dict[tuple[str, str], Problem]:
-        """Return problems of its ended waits since the last call, by binary and reason."""
+        """Return problems of its ended sleeps since the last call, by binary and reason."""
         window, source = self.live.tick(after_s), self.live.source
         mine = {site: totals for site, totals in window.each_site() if site.pid == pid and totals.waits}
         frames = {frame for site in mine for frame in window.catalog.stack(site.user).frames}
         source.wait_for_names(frames, _NAMES_S)
         every = shares(window, Idle())
-        table = {row: part for row, part in by_site(every, Scope(ALL)).items() if row[3] == pid}
+        table = {row: part for row, part in by_site(every, Scope(_SLEEP)).items() if row[3] == pid}
         found = self._problems.of(table, window.catalog)
         return {(one.label, one.reason): one for one in found.problems}
 
