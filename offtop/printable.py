@@ -6,9 +6,10 @@ from functools import lru_cache
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode general categories that are not readable text: controls, formats (such as right-to-left overrides), lone
 surrogates, private use, unassigned, line and paragraph separators."""
+_SHORT = 256
+"""Longer texts are rare, and not cached."""
 
 
-@lru_cache(maxsize=16_384)
 def printable(text: str, ascii_only: bool = False) -> str:
     r"""Return `text` with unreadable characters escaped: `\x1b`, `\u202e`.
 
@@ -17,8 +18,15 @@ def printable(text: str, ascii_only: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
+    return _of_short(text, ascii_only) if len(text) <= _SHORT else _shown(text, ascii_only)
+
+
+def _shown(text: str, ascii_only: bool) -> str:
     shown = "".join(_escaped(c) if _must_escape(c, ascii_only) else c for c in text)
     return f"◌{shown}" if shown and unicodedata.combining(shown[0]) else shown
+
+
+_of_short = lru_cache(maxsize=16_384)(_shown)
 
 
 def _must_escape(character: str, ascii_only: bool) -> bool:

@@ -1,7 +1,8 @@
 """Keeps the Catalog of ticks that are read from a file or a stream within bounds: both are untrusted input."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.io_stacks import ids_of
@@ -24,6 +25,8 @@ _SPARE_PEERS = 8_192
 """Most peers that are kept although no wake refers to their object: a stream sends them again only if they change. A
 source has at most half as many.
 """
+_MOST_TEXT = 64 << 20
+"""Most characters of details, wakes and peers: a name may be long, and any number of them may be new in a tick."""
 _MOST_NAMES = 1 << 18
 """Most threads, processes and stacks in the Catalog, of each kind: a tick brings at most 220,000."""
 
@@ -42,16 +45,25 @@ class CatalogKeeper:
         self._seen_ns: dict[ThreadKey, int] = {}
         """The same for threads."""
         self._tidied_ns = 0
+        self._characters = 0
+        """Those of details, wakes and peers; more than there are if some were replaced."""
 
     def add(self, entry: Entry, snapshot: Snapshot) -> bool:
         """Add what the tick `entry` names; `snapshot` is its snapshot. Return whether unused names were forgotten."""
         at_ns = entry.change.at_ns
-        is_full = self._is_full(entry)
+        characters = _characters(entry.details, entry.wakes, entry.peers)
+        is_full = self._is_full(entry) or self._characters + characters > _MOST_TEXT
         is_tidied = is_full or at_ns - self._tidied_ns > _TIDY_NS
         if is_tidied:
             self._tidied_ns = at_ns
             self._forget(snapshot, at_ns if is_full else at_ns - self._keep_ns)
             self._forget_peers(0 if is_full else _SPARE_PEERS)
+            catalog = self.catalog
+            self._characters = _characters(catalog.details, catalog.wakes, catalog.peers)
+        if self._characters + characters > _MOST_TEXT:  # as no source has
+            entry = replace(entry, details={}, wakes={}, peers={})
+            characters = 0
+        self._characters += characters
         self._keep_names(entry)
         of_io = [stack for one in (snapshot.files, snapshot.disks) if one for stack in ids_of(one.stacks)]
         self._keep_stacks(entry, of_io)
@@ -129,6 +141,17 @@ class CatalogKeeper:
         spare = [what for what in catalog.peers if what not in known]
         for what in spare[: max(0, len(spare) - most)]:
             del catalog.peers[what]
+
+
+def _characters(*tables: Mapping[Any, object]) -> int:
+    """Return how many characters the values of these tables have."""
+    return sum(_characters_in(value) for table in tables for value in table.values())
+
+
+def _characters_in(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return sum(map(_characters_in, cast(tuple[object, ...], value))) if isinstance(value, tuple) else 0
 
 
 def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:

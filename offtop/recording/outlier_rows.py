@@ -18,7 +18,8 @@ from offtop.recording import checked, wake_rows
 
 _LEVEL = 4
 _MOST_TEXT = 300
-_MOST_BYTES = 64 << 10
+MOST_BYTES = 64 << 10
+"""Largest outlier, compressed or not."""
 _OUTLIER, _WAIT = 12, 11
 """Number of values of an outlier and of its wait."""
 
@@ -43,7 +44,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
 
     `stack_of` returns a stack by its number in the file.
     """
-    fields = checked.json_object(checked.decompressed(blob, _MOST_BYTES))
+    fields = checked.json_object(checked.decompressed(blob, MOST_BYTES))
     at_ns, taken_ns, *texts, value, threshold, usual_ns, after, was_reported, more = checked.array(
         fields.get("outlier"), _OUTLIER
     )

@@ -1,15 +1,10 @@
 """Reads a recording as untrusted input: invalid content is refused with an error, or skipped and counted."""
 
 import contextlib
-import errno
-import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from offtop.errors import OfftopError
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
@@ -19,23 +14,17 @@ from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
 from offtop.recording import checked, disk_rows, file_format, file_rows, outlier_rows, stack_rows, tick_rows
+from offtop.recording.database import Database
 
-_MOST_VALUE_BYTES = 32 << 20
-"""Largest value in a row; a tick of 100,000 threads takes 5 MB."""
+_MOST_TABLES = 100
 _MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
 _MOST_OUTLIERS = 5_000
 _MOST_FRAMES = 200_000
 """Most frames kept in memory."""
+_MOST_TEXT, _SHORT_NAME = 64 << 20, 64
+"""Most characters of frames that are read in full; names and files of later ones are cut to that length."""
 _MOST_DIGITS = 19
 """Of a 64-bit number."""
-_ALONE = "immutable=1"
-"""SQLite opens no other file and takes no lock."""
-_SETTINGS = (
-    "PRAGMA query_only = ON",
-    "PRAGMA trusted_schema = OFF",
-    "PRAGMA cell_size_check = ON",
-    "PRAGMA mmap_size = 0",
-)
 
 
 class Recording:
@@ -45,6 +34,8 @@ class Recording:
         """Raises OfftopError if the file is not a recording, or its format is newer than this offtop."""
         self._shown = printable(str(path))
         self._frames: dict[int, Frame] = {}
+        self._characters = 0
+        """Of all frames that were read."""
         self._names: dict[Frame, str] = {}
         """The names that frames had at the end of the recording."""
         self._reasons: dict[str, str] = {}
@@ -69,7 +60,7 @@ class Recording:
             why = f"{self._shown} cannot be read ({error.strerror})"
             raise OfftopError(f"{why}. Name a file that offtop can read") from error
         with self._damage_reported():
-            self._database = _opened(path)
+            self._database = Database(path)
             try:
                 later = self._check()
                 self._has_guesses, self._has_outliers = "guessed" in later, "outliers" in later
@@ -158,19 +149,18 @@ class Recording:
         """Return (number of the tick that reported it, outlier), oldest first."""
         if not self._has_outliers:
             return []
-        try:
-            rows = self._database.execute("SELECT number, outlier FROM outliers ORDER BY rowid DESC")
-            newest = rows.fetchmany(_MOST_OUTLIERS)
-        except sqlite3.Error:
-            self.damaged += 1
-            return []
+        blob_or_null = f"CASE WHEN length(outlier) <= {outlier_rows.MOST_BYTES} THEN outlier END"
+        query = f"SELECT number, {blob_or_null} FROM outliers ORDER BY rowid DESC"
         found: list[tuple[int, Outlier]] = []
-        for number, blob in reversed(newest):
-            try:
-                found.append((checked.integer(number), outlier_rows.decode(blob, self.stack)))
-            except ValueError:
-                self.damaged += 1
-        return found
+        try:
+            for number, blob in self._database.rows(query, most=_MOST_OUTLIERS):
+                try:
+                    found.append((checked.integer(number), outlier_rows.decode(blob, self.stack)))
+                except ValueError:
+                    self.damaged += 1
+        except ValueError:
+            self.damaged += 1
+        return found[::-1]
 
     def files(self, number: int) -> FileActivity | None:
         """Return the file operations of a tick; None if they were not counted, or cannot be read."""
@@ -214,7 +204,7 @@ class Recording:
 
     def _nameless(self) -> dict[str, str]:
         query = "SELECT substr(file, 1, ?1), substr(reason, 1, ?1) FROM nameless"
-        rows = self._database.execute(query, (checked.MOST_NAME,)).fetchmany(_MOST_NAMELESS)
+        rows = self._database.rows(query, checked.MOST_NAME, most=_MOST_NAMELESS)
         return {file_format.text_of(file): reason for file, reason in rows if reason in REASONS}
 
     def _frame(self, number: int) -> Frame:
@@ -226,19 +216,19 @@ class Recording:
             file, offset, raw_name, name = row
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
-            file, raw_name, name = (file_format.text_of(one)[: checked.MOST_NAME] for one in (file, raw_name, name))
+            most = checked.MOST_NAME if self._characters < _MOST_TEXT else _SHORT_NAME
+            file, raw_name, name = (file_format.text_of(one)[:most] for one in (file, raw_name, name))
+            name = printable(name)
+            self._characters += len(file) + len(raw_name) + len(name)
             frame = Frame(file, file_format.unsigned(offset), raw_name)
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-            self._frames[number], self._names[frame] = frame, printable(name)
+            self._frames[number], self._names[frame] = frame, name
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
         """Return the first row. Raises ValueError if the database is damaged there."""
-        try:
-            return self._database.execute(f"{query} LIMIT 1", values).fetchone()
-        except (sqlite3.Error, OverflowError) as error:
-            raise ValueError(f"the recording is damaged ({error})") from None
+        return next(self._database.rows(query, *values, most=1), None)
 
     def _number(self, query: str, *values: int) -> int | None:
         row = self._one(query, *values)
@@ -256,20 +246,21 @@ class Recording:
 
     def _check(self) -> set[str]:
         """Return which of file_format.LATER_TABLES the file has."""
-        ours = self._database.execute("PRAGMA application_id").fetchone()[0] == file_format.APPLICATION_ID
-        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        ours = self._database.pragma("application_id") == file_format.APPLICATION_ID
+        version = self._database.pragma("user_version")
         if ours and version > file_format.FORMAT:
             raise OfftopError(
                 f"{self._shown}: file format {version}, this offtop reads {file_format.FORMAT}. Use a newer offtop"
             )
-        found = dict(self._database.execute("SELECT name, sql FROM sqlite_schema WHERE sql NOT NULL").fetchmany(100))
+        query = f"SELECT name, sql FROM sqlite_schema WHERE length(sql) <= {checked.MOST_NAME}"
+        found = dict(self._database.rows(query, most=_MOST_TABLES))
         if not ours or version < 1 or any(found.get(name) != sql for name, sql in file_format.TABLES.items()):
             raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
         return {name for name, sql in file_format.LATER_TABLES.items() if found.get(name) == sql}
 
     def _about(self) -> dict[str, str]:
         query = "SELECT substr(key, 1, ?1), substr(value, 1, ?1) FROM about"
-        rows = self._database.execute(query, (checked.MOST_NAME,)).fetchmany(_MOST_ABOUT)
+        rows = self._database.rows(query, checked.MOST_NAME, most=_MOST_ABOUT)
         return {printable(str(key)): printable(str(value)) for key, value in rows}
 
     def _first_and_last(self) -> tuple[int, int]:
@@ -289,84 +280,3 @@ class Recording:
                 f"{self._shown} is damaged ({printable(str(error))}). If it is a copy, copy it again, with its "
                 f"{self._shown}-wal"
             ) from error
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """Open the database read-only and create no file beside it: the directory may be untrusted, and we may be root.
-
-    Without permission to read the -wal, what has not reached the main file yet is missing.
-    """
-    beside = _beside(path)
-    if beside.get("-wal", 0) and "-shm" not in beside:
-        database = _with_wal(path)
-    else:
-        # A live writer has an -shm. SQLite ignores a stale one and rebuilds its own from the -wal.
-        database = _connected(path, "readonly_shm=1" if "-wal" in beside else _ALONE)
-        try:
-            database.execute("SELECT 1 FROM sqlite_schema").fetchone()
-        except sqlite3.OperationalError:
-            database.close()
-            database = _connected(path, _ALONE)
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
-    for setting in _SETTINGS:
-        database.execute(setting)
-    return database
-
-
-def _connected(path: Path, how: str) -> sqlite3.Connection:
-    name = quote(os.fsencode(path.absolute()))
-    return sqlite3.connect(f"file:{name}?mode=ro&{how}", uri=True, isolation_level=None, check_same_thread=False)
-
-
-def _beside(path: Path) -> dict[str, int]:
-    """Return the files that SQLite would open too, with their sizes in bytes.
-
-    Raises OfftopError if one is not a regular file: opening a FIFO would block, and a symlink may lead anywhere.
-    """
-    found: dict[str, int] = {}
-    for end in file_format.BESIDE:
-        name = f"{path.resolve()}{end}"  # SQLite resolves links to the recording, too
-        with contextlib.suppress(FileNotFoundError):
-            there = os.lstat(name)
-            if not stat.S_ISREG(there.st_mode):
-                raise OfftopError(f"{printable(name)} is not a regular file. Remove it")
-            found[end] = there.st_size
-    return found
-
-
-def _with_wal(path: Path) -> sqlite3.Connection:
-    """Open an unlinked copy of the file merged with its -wal: reading them in place would create an -shm."""
-    place = "a directory for temporary files"
-    try:
-        place = tempfile.gettempdir()
-        with tempfile.TemporaryDirectory(prefix="offtop-", dir=place) as own:
-            copy = Path(own) / "it"
-            for end in ("", "-wal"):
-                _copy(Path(f"{path.resolve()}{end}"), Path(f"{copy}{end}"))
-            merging = sqlite3.connect(copy, isolation_level=None)
-            try:
-                merging.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                merging.close()
-            database = _connected(copy, _ALONE)
-            database.execute("SELECT 1 FROM sqlite_schema").fetchone()
-            return database
-    except OSError as error:
-        raise OfftopError(
-            f"{printable(str(path))} and its -wal cannot be copied to {printable(place)} ({error.strerror}) to be "
-            "merged. Name another directory: TMPDIR=DIRECTORY"
-        ) from error
-
-
-def _copy(path: Path, to: Path) -> None:
-    """Copy a file. Raises OSError, also if there is no room for the copy."""
-    with open(path, "rb", opener=_opener) as source, to.open("xb") as copy:
-        room = os.statvfs(to)
-        if os.fstat(source.fileno()).st_size > room.f_bavail * room.f_frsize:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        shutil.copyfileobj(source, copy, 1 << 20)
-
-
-def _opener(name: str, flags: int) -> int:
-    """Open a file, but neither follow a symlink nor block on a FIFO that was put there since the check."""
-    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

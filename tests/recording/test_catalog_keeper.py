@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from offtop.model.values.catalog import Details
 from offtop.model.values.peers import PEER, Peers, PeerSide, Process
 from offtop.model.values.stack import EMPTY
 from offtop.model.values.wake import Object
@@ -45,3 +46,13 @@ def test_the_newest_peers_stay_if_there_are_many(monkeypatch: pytest.MonkeyPatch
 def test_no_peers_stay_in_a_full_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_keeper, "_MOST_WAKES", 3)
     assert peers_after(6, 7) == set()
+
+
+def test_text_is_bounded_though_any_number_of_long_names_may_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_keeper, "_MOST_TEXT", 1_000)
+    keeper, first = CatalogKeeper(lambda _: EMPTY), change(NOTHING, WokenSource().after(1))
+    replayed = Replayed(keeper.catalog)
+    for pid, command in ((1, "x" * 800), (2, "x" * 1_001), (3, "x" * 800)):
+        one: Change = replace(first, at_ns=pid * NS_PER_S)
+        keeper.add(Entry(one, details={pid: Details("me", command, "/", 7)}), replayed.add(one))
+    assert [*keeper.catalog.details] == [3]

@@ -21,7 +21,7 @@ from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
-from offtop.recording import report, stack_rows, tick_rows
+from offtop.recording import reader, report, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -156,6 +156,26 @@ def test_long_names_of_functions_are_cut(tmp_path: Path, whole: bytes) -> None:
     assert "y" * 8_193 not in said
 
 
+def test_names_beyond_a_total_length_are_short(tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MOST_TEXT", 0)
+    long = "CAST(replace(hex(zeroblob(500)), '0', 'y') AS BLOB)"
+    said = replay_output(changed(tmp_path / "it", whole, f"UPDATE frames SET name = {long}, told = {long}"))
+    assert "y" * 64 in said
+    assert "y" * 65 not in said
+
+
+def test_large_outlier_is_damaged_and_not_read(tmp_path: Path, whole: bytes) -> None:
+    path = changed(tmp_path / "it", whole, "INSERT INTO outliers VALUES (1, zeroblob(30000000))")
+    tracemalloc.start()
+    with closing(RecordedSource(path)) as source:
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        first = source.read()
+    assert first
+    assert first.lost["damaged"] == 1
+    assert most_bytes < 20_000_000
+
+
 def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
     path = changed(tmp_path / "it", whole)
     bomb = zlib.compress(bytes(200 << 20), 1)
@@ -268,6 +288,8 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
     [
         ({"walk": [1]}, "not an array of that length"),
         ({"walk": ["x", 1]}, "not a number"),
+        ({"at_ns": -1}, "a time is out of range"),
+        ({"taken_ns": 1 << 62}, "a time is out of range"),
         ({"machine": [2, 3]}, "not an array of that length"),
         ({"machine": [2, 3.5, 0]}, "not an integer"),
         ({"lives": [[1, 2, 3]]}, "not an array of that length"),
