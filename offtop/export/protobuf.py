@@ -7,7 +7,8 @@ _VARINT, _FIXED, _BYTES = 0, 1, 2
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative number."""
+    """Encode a number of 64 bits; a negative one as its two's complement, which takes ten bytes."""
+    number &= (1 << 64) - 1
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

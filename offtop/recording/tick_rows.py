@@ -168,8 +168,8 @@ def _change(fields: Mapping[str, object], tables: _Tables) -> Change:
     checked.check_range(np.array(machine), 0, checked.MOST_NS)
     holders = checked.arrays(fields.get("holders", []), 5)
     return Change(
-        checked.integer(fields.get("taken_ns")),
-        checked.integer(fields.get("at_ns")),
+        checked.time(fields.get("taken_ns")),
+        checked.time(fields.get("at_ns")),
         tables.threads,
         tables.sites,
         tables.waiting,

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from offtop import paths
-from offtop.export import flamegraph, folded, pprof, speedscope, table
+from offtop.export import flamegraph, folded, pprof, protobuf, speedscope, table
 from offtop.export.folded import Style
 from offtop.export.profile import BELOW, WITHOUT, Profile, Sample
 from offtop.model.aggregate.steps import LAST_WAIT, WOKEN_BY, Step
@@ -162,6 +162,11 @@ def varints(data: bytes) -> list[int]:
             found.append(number)
             number = shift = 0
     return found
+
+
+def test_negative_numbers_are_encoded_as_protobuf_has_them() -> None:
+    assert varints(protobuf.varint(-1)) == [(1 << 64) - 1]  # a crafted recording may have negative times
+    assert varints(protobuf.varint(300)) == [300]
 
 
 def test_pprof_has_leaf_first_stacks_with_counts_times_and_labels() -> None:
