@@ -5,12 +5,14 @@
 
 import contextlib
 import difflib
+import io
 import json
 import locale
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from offtop import faults, paths
@@ -28,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         out: object = sys.stdout
         if out is None:
             raise OfftopError("There is no standard output. Leave it open, or send it somewhere: offtop -b >FILE")
-        with faults.report_thread_errors(faults.print_error), faults.report_callback_errors():
+        _escape_unencodable()
+        with (
+            faults.report_thread_errors(faults.print_error),
+            faults.report_callback_errors(),
+            _exit_on_signals(),
+        ):
             status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OfftopError as error:
@@ -50,6 +57,34 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         faults.print_error(error)
         status = OfftopError.status
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Generator[None]:
+    """Handle SIGTERM and SIGHUP like ctrl-C, so that everything is closed at exit.
+
+    If SIGHUP is ignored, as under nohup, it stays ignored.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    ending = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, end) for number in ending}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _escape_unencodable() -> None:
+    """Make stdout escape characters of names that the locale cannot encode."""
+    out: object = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")
 
 
 def _os_error_text(error: OSError) -> str:

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from offtop.printable import printable
+
 
 class OfftopError(Exception):
     """A run-time error.
@@ -38,11 +40,11 @@ class KernelError(OfftopError):
 
 
 def warn(line: str) -> None:
-    """Print a line to stderr. Do nothing if stderr is closed or its terminal is gone."""
+    """Print a line to stderr, escaped. Do nothing if stderr is closed or its terminal is gone."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # `offtop 2>&-`
         return
     try:
-        print(line, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, line.split("\n"))), file=sys.stderr, flush=True)
     except OSError:
         # Otherwise Python writes the line again at exit, fails, and changes the exit status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

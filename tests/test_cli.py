@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -582,6 +583,33 @@ def test_closed_pipe_ends_with_status_0(tmp_path: Path) -> None:
         assert len(answer.stdout) == 200
         assert answer.stderr == b""
         assert status.read_text() == "0\n"
+
+
+def test_names_that_the_locale_cannot_encode_are_escaped(tmp_path: Path) -> None:
+    recording = tmp_path / "dé.offtop"
+    recording.write_bytes(paths.demo().read_bytes())
+    ended = command.run("report", str(recording), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (ended.status, ended.err) == (0, "")
+    assert "d\\xe9.offtop: on " in ended.out
+
+
+def test_errors_escape_what_they_quote() -> None:
+    ended = command.call("report", "a", "\x1b]0;x\a")
+    assert (ended.status, ended.out) == (2, "")
+    assert "offtop report does not take '\\x1b]0;x\\x07'" in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_no_part_of_an_export(number: signal.Signals, tmp_path: Path) -> None:
+    before = {*tmp_path.iterdir()}
+    process = command.start("export", "jsonl", str(paths.demo()), "-o", str(tmp_path / "it.jsonl"))
+    until_s = time.monotonic() + command.TIMEOUT_S
+    while {*tmp_path.iterdir()} == before:
+        assert time.monotonic() < until_s and process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(number)
+    assert process.wait(command.TIMEOUT_S) == 128 + number
+    assert {*tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])

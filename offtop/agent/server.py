@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from email.message import Message
 from http.server import BaseHTTPRequestHandler
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address, ip_network
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qs, urlsplit
@@ -31,7 +31,7 @@ from offtop.printable import printable
 
 MOST_CONNECTIONS = 32
 MOST_OF_ONE_ADDRESS = 8
-"""So that no address keeps all others out."""
+"""So that no client keeps all others out; its addresses count as one, see client_of."""
 REQUEST_SECONDS = 10.0
 """Time for the TLS handshake and the request, and again for sending the answer."""
 _MOST_REQUEST_BYTES = 16 << 10
@@ -182,17 +182,17 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is room for one more connection; if not, it is closed."""
-        host = client_address[0]
+        client = client_of(client_address[0])
         with self._lock:
-            is_free = self._connections.total() < self._most and self._connections[host] < self._most_of_one
+            is_free = self._connections.total() < self._most and self._connections[client] < self._most_of_one
             if is_free:
-                self._connections[host] += 1
+                self._connections[client] += 1
         self.refusals += not is_free
         return is_free
 
     def _release(self, client_address: Any) -> None:
         with self._lock:
-            self._connections[client_address[0]] -= 1
+            self._connections[client_of(client_address[0])] -= 1
             self._connections = +self._connections  # without those that have none left
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -211,6 +211,16 @@ class _Tcp(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass on an unexpected error, which faults.py reports. Clients cause none: _Connection handles theirs."""
         raise  # socketserver calls this in its except block
+
+
+def client_of(host: str) -> str:
+    """Return what all addresses of one client have in common: 127.0.0.0/8, and the /64 of an IPv6 address."""
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, 64), strict=False))
+    return "127.0.0.0/8" if address.is_loopback else str(address)
 
 
 class _Incoming(io.RawIOBase):

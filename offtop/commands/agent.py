@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offtop.commands import choices, recordings, saved_files, sources
-from offtop.commands.run import exit_on_signals
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.printable import printable
 from offtop.units import NS_PER_S
@@ -50,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     kept = _Recordings(args, loaded, owner) if args.directory is not None else None
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        exit_on_signals(),
         contextlib.ExitStack() as stack,
     ):
         listening = server.Server(where, access)  # before the BPF programs are loaded, because the port may be taken
@@ -87,7 +85,7 @@ def _access(args: argparse.Namespace, where: "Address") -> "Callable[[], Access]
     is_closed = where.is_loopback or args.insecure_listen or (file and file.access.is_closed)
     if not is_closed:
         lacks = "has no TLS, or no users and no client certificates" if file else "needs --web.config.file"
-        subject = f"{web_config.OPTION}: {printable(args.web_config)}" if file else f"--listen {where.text}"
+        subject = f"{web_config.OPTION}: {printable(str(args.web_config))}" if file else f"--listen {where.text}"
         raise UsageError(
             f"{subject} {lacks}, and other machines could read which programs run here. Give a file with TLS and "
             "users, listen on 127.0.0.1, or add --insecure-listen"

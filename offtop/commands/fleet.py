@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from offtop.commands import choices, option_groups
-from offtop.commands.run import escape_unencodable, exit_on_signals, flushed_output, warn_of_batch_mode, why_no_screen
+from offtop.commands.run import flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.units import NS_PER_S
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--filter: expected {error}. See the page fleet of the manual") from None
     no_screen = why_no_screen(args.batch or args.json)
     client = Client(args.url, Access(args.http_config, args.ca_file))
-    with contextlib.closing(client), exit_on_signals():
+    with contextlib.closing(client):
         survey, question = Survey(client), Question(args.range or 0, None, chosen)
         if no_screen is None:
             return _screen(survey, question, client.url, args)
@@ -142,7 +142,6 @@ def _batch(survey: "Survey", question: "Question", url: str, args: argparse.Name
     from offtop.fleet.reader import delay_ns
     from offtop.reports.objects import encode
 
-    escape_unencodable()
     order, fleet = tuple(choices.category_rules().ids), None
     for number in itertools.count(1):
         is_first = fleet is None

@@ -6,17 +6,14 @@ Batch modes never import Textual. bcc compiles in a child process while the scre
 import argparse
 import contextlib
 import importlib
-import io
 import os
-import signal
 import sys
 import threading
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from offtop.commands import choices, hosts, recordings, saved_files, sources
 from offtop.errors import OfftopError, OutlierFoundError, UsageError, warn
@@ -89,7 +86,6 @@ def show_live(args: argparse.Namespace) -> int:
         threading.Thread(target=_load_screen, daemon=True).start()
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(choices.rule_files(rules, loaded, owner))
-        stack.enter_context(exit_on_signals())
         baseline = _baseline(args, rules, files, loaded)
         counted = "" if view and args.stuck else _listed_mode(loaded)
         if args.host is None:
@@ -153,7 +149,6 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
     kept = saved_files.SavedFiles(loaded, owner, args)
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        exit_on_signals(),
         contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
         _check_recorded(source, args.mode)
@@ -226,8 +221,7 @@ def record(args: argparse.Namespace) -> int:
     if args.output == STREAM:
         from offtop.commands import streaming
 
-        with exit_on_signals():
-            return streaming.record(args)
+        return streaming.record(args)
     if args.stream_version is not None:
         raise UsageError("--stream-version is about the stream. Add --output -, or omit it")
     rules = choices.category_rules()
@@ -239,7 +233,6 @@ def record(args: argparse.Namespace) -> int:
         recordings.delete_oldest(Path(args.directory), keep_ns, most_bytes, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        exit_on_signals(),
         sources.live(
             rules, filters, args, loaded, counted=_listed_mode(loaded), triggers=outlier_actions.texts
         ) as source,
@@ -321,7 +314,7 @@ def rules(args: argparse.Namespace) -> int:
                 rules_page.write(recording, known, files, settings.delay_ns, args.iterations, sys.stdout)
             return 0
         filters = sources.filters(args, loaded)
-        with exit_on_signals(), sources.live(known, filters, args, loaded) as source:
+        with sources.live(known, filters, args, loaded) as source:
             rules_page.write(source, known, files, settings.delay_ns, args.iterations or _RULES_TICKS, sys.stdout)
     return 0
 
@@ -412,7 +405,7 @@ def _open_live(
 ) -> Generator[tuple[Source, int]]:
     """Open this machine for `ticks` ticks; yield it with 0, because it has no end. `counted`: see sources.live."""
     filters, keep_ns = sources.filters(args, loaded), ticks * loaded.settings.delay_ns
-    with exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns, counted) as source:
+    with sources.live(known, filters, args, loaded, keep_ns, counted) as source:
         yield source, 0
 
 
@@ -435,7 +428,6 @@ def diff(args: argparse.Namespace) -> int:
                 return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns, weights)
 
         before, after = of_file(args.before), of_file(args.after)
-        escape_unencodable()
         diff_page.write(before, after, sys.stdout, args.json, args.width)
     return 0
 
@@ -451,7 +443,6 @@ def _batch(
     baseline: "Baseline | None",
     outlier_actions: "OutlierActions | None" = None,
 ) -> int:
-    escape_unencodable()
     settings = loaded.settings
     if chosen.needs_wakers and settings.wait_mode == OFFCPU:
         raise UsageError(
@@ -490,13 +481,6 @@ def _batch(
     if ended and source.recorded is None:
         warn("offtop: all measured processes have exited")
     return 0
-
-
-def escape_unencodable() -> None:
-    """Make stdout escape characters of names that the locale cannot encode."""
-    out: object = sys.stdout
-    if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -599,24 +583,3 @@ def warn_of_batch_mode(reason: str | None) -> None:
     """Say why this is batch mode, if it was not requested."""
     if reason:
         warn(f"offtop: {reason}, so this is batch mode (-b)")
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Generator[None]:
-    """Handle SIGTERM and SIGHUP like ctrl-C, so that everything is closed at exit.
-
-    If SIGHUP is ignored, as under nohup, it stays ignored.
-    """
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    ending = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        ending.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, end) for number in ending}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -79,8 +79,11 @@ class Access:
         basic, token = self._read.basic_auth, self._read.authorization
         if basic:
             password = basic.password or self._secret(basic.password_file)
-            both = base64.b64encode(f"{basic.username}:{password}".encode()).decode()
-            headers["Authorization"] = f"Basic {both}"
+            try:
+                both = f"{basic.username}:{password}".encode()
+            except UnicodeEncodeError:
+                raise self._error("the user name or the password is not text") from None
+            headers["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
         elif token:
             headers["Authorization"] = f"{token.type} {token.credentials or self._secret(token.credentials_file)}"
         for name, value in headers.items():
@@ -96,6 +99,8 @@ class Access:
             raise self._error(f"it is not YAML ({' '.join(str(error).split())[:120]})") from None
         except msgspec.ValidationError as error:
             raise self._error(str(error)) from None
+        except (ValueError, RecursionError):
+            raise self._error("a date is impossible, or brackets are nested too deep") from None
         if found.basic_auth and found.authorization:
             raise self._error("it has both basic_auth and authorization; give one of them")
         has_secret = (

@@ -96,22 +96,20 @@ class Client:
     def __init__(self, url: str, access: Access, seconds: float = SECONDS) -> None:
         """Connect with the first query. Raises UsageError if `url` is none."""
         self._access, self._seconds = access, seconds
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        not_one = f"{printable(url)} is not the URL of a Prometheus. Give one such as http://prometheus:9090"
         try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
-            raise UsageError(
-                f"{printable(url)} is not the URL of a Prometheus. Give one such as http://prometheus:9090"
-            )
-        if parts.username is not None or parts.password is not None:
-            raise UsageError(
-                f"Other users can see a password in a URL. Put it into a file, and give that with {OPTION}"
-            )
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise UsageError(not_one)
+            if parts.username is not None or parts.password is not None:
+                raise UsageError(
+                    f"Other users can see a password in a URL. Put it into a file, and give that with {OPTION}"
+                )
+            self._pool = _pool(parts.scheme, parts.hostname, parts.port, access, self._connected, seconds)
+        except ValueError:  # a port or a host that is none
+            raise UsageError(not_one) from None
         self.url = printable(f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/"))
         self._path = parts.path.rstrip("/")
-        self._pool = _pool(parts.scheme, parts.hostname, port, access, self._connected, seconds)
         self._connection: HTTPConnection | None = None
         self._is_cut = False
 

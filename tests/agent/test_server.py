@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 
 import pytest
 
+from offtop.agent import server as server_module
 from offtop.agent.server import Answer, Page, Server, address
 from offtop.errors import OfftopError, UsageError
 from tests.agent.serving import get, serving
@@ -144,7 +145,22 @@ def test_connections_beyond_the_limit_are_closed_and_room_comes_back(busy: Calla
     assert get(server, "/").body == b"hello"
 
 
-def test_one_address_cannot_keep_the_others_out() -> None:
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("127.0.0.9", "127.0.0.0/8"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_addresses_that_one_client_can_choose_count_as_one(host: str, client: str) -> None:
+    assert server_module.client_of(host) == client
+
+
+def test_one_client_cannot_keep_the_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "client_of", str)  # there are only addresses of this machine
     with serving(PAGES, most_connections=4, most_of_one=2) as server, contextlib.ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(connected(server))

@@ -78,6 +78,9 @@ def test_secret_that_others_can_read_is_refused(tmp_path: Path, text: str) -> No
         ("authorization: {credentials_file: none}", "No such file"),
         ("\x1b[2J", "it is not YAML"),
         ("- a", "Expected `object`"),
+        ("basic_auth: 2024-13-45", "a date is impossible"),
+        ("[" * 3_000, "brackets are nested too deep"),
+        ('basic_auth: {username: "\\uD800", password: p}', "the user name or the password is not text"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said(tmp_path: Path, text: str, expected: str) -> None:

@@ -165,7 +165,18 @@ def test_connection_is_used_again_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://x", "http://", "http://x:y", "http://x:99999", "http://x/?a=b", "http://x/#a"]
+    "url",
+    [
+        "",
+        "ftp://x",
+        "http://",
+        "http://x:y",
+        "http://x:99999",
+        "http://x/?a=b",
+        "http://x/#a",
+        "http://[x",
+        "http://\udcff:1",
+    ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"is not the URL of a Prometheus\. Give one such as http://prometheus:9090"):

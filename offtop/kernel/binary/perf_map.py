@@ -23,6 +23,8 @@ from offtop.worker import Rest, Worker
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_OF_ALL_BYTES = 256 * 1024 * 1024
+"""Most bytes of all maps together: any user can write maps for thousands of processes. Further ones are cut."""
 _MOST_ENTRIES = 300_000
 """More than a map of _MOST_BYTES has, unless it was crafted to keep offtop busy. Further entries are ignored."""
 _LONGEST_NAME = 1000
@@ -69,13 +71,13 @@ class PerfMap:
         """Size of the part that has been read."""
         return len(self._entries.text)
 
-    def read(self, reads: Channel) -> None:
-        """Read what has been appended. Raises TimeoutError if that takes too long."""
+    def read(self, reads: Channel, most_bytes: int = _MOST_BYTES) -> None:
+        """Read what has been appended, up to `most_bytes` in all. Raises TimeoutError if that takes too long."""
         known = self._entries
         tail = known.text[-_TAIL_BYTES:]
         at = len(known.text) - len(tail)
         inode, is_new, more = reads.ask(
-            self._pid, "appended", self._paths, self._owners, known.inode, tail, at, _MOST_BYTES
+            self._pid, "appended", self._paths, self._owners, known.inode, tail, at, most_bytes
         )
         if is_new:
             known = _Entries(inode=inode)
@@ -156,8 +158,10 @@ class PerfMaps:
     def _run(self, worker: Worker) -> None:
         for one in worker.requests(self._next):
             began_s = time.thread_time()
+            with worker.changed:
+                room = _MOST_OF_ALL_BYTES - sum(other.size_bytes for other in self._maps.values() if other is not one)
             with suppress(OSError):
-                one.read(self._reads)
+                one.read(self._reads, max(0, min(_MOST_BYTES, room)))
             with worker.changed:
                 self._left_s -= time.thread_time() - began_s
                 self._queue.pop(one)

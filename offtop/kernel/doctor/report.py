@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from offtop.kernel.bpf.privileges import CAPABILITIES, capabilities
 from offtop.kernel.doctor import host_checks, kernel_checks
 from offtop.kernel.doctor.check import Check, btf
+from offtop.printable import printable
 
 _WITHOUT_COMPILER = "modes and filters whose programs no earlier start has cached"
 
@@ -103,7 +104,7 @@ def render(found: Sequence[Check]) -> str:
         lines.append(f"offtop runs here; it would be better with: {', '.join(warned)}")
     else:
         lines.append("offtop runs here, with all its features")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _samples(found: Sequence[Check]) -> bool:

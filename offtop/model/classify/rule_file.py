@@ -30,6 +30,8 @@ class RuleFile:
             self.file: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise OfftopError(f"{name} is not valid TOML: {printable(str(error))}. {remedy}") from None
+        except (ValueError, RecursionError):
+            raise OfftopError(f"{name}: a number is too long, or brackets are nested too deep. {remedy}") from None
 
     def rules(self) -> list[dict[str, Any]]:
         rules = self.file.get("rule")

@@ -1,5 +1,6 @@
 """Test mapping addresses to (file, offset), against the memory of real processes."""
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from offtop.kernel.binary import files
 from offtop.kernel.binary import perf_map as perfmap
 from offtop.kernel.binary.files import Files
-from offtop.kernel.procfs.guarded_reads import Channel
+from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.symbols import mappings
 from offtop.kernel.symbols.mappings import Processes
 from offtop.model.values.stack import Frame
@@ -306,6 +307,24 @@ def test_a_perf_map_that_is_a_fifo_or_a_link_blocks_nothing(jit: tuple[Program, 
     perf_map.unlink()
     perf_map.symlink_to("/dev/zero")
     assert processes.frames(program.pid, [program.at["code"]])[0].file == "[anon]"
+
+
+def test_perf_maps_of_all_processes_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfmap, "_MOST_OF_ALL_BYTES", 1_500)
+    perf_map = Path(f"/tmp/perf-{os.getpid()}.map")
+    perf_map.write_bytes(b"1000 10 x\n" * 100)
+    with contextlib.closing(perfmap.PerfMaps(GuardedReads())) as maps:
+        some = [maps.of(os.getpid(), (b"%d" % number,)) for number in range(3)]
+        try:
+            for one in some:
+                maps.refresh(one)
+                until_s = time.monotonic() + 20
+                while not one.is_read:
+                    assert time.monotonic() < until_s
+                    time.sleep(0.01)
+        finally:
+            perf_map.unlink()
+    assert [one.size_bytes for one in some] == [1_000, 500, 0]
 
 
 @given(st.lists(st.binary(max_size=12) | st.sampled_from([b"7f00", b" 10 ", b"ffffffffffffffff", b"\n", b"0x"])))

@@ -230,6 +230,8 @@ def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, hold
     ("text", "said"),
     [
         ("[[rule]\n", "rules.toml is not valid TOML"),
+        (f"x = {'1' * 5_000}", "a number is too long, or brackets are nested too deep"),
+        (f"x = {'[' * 3_000}", "a number is too long, or brackets are nested too deep"),
         (f"[[rule]]\n{RULE}", "rule 1 (line 1): it has none of the conditions category, "),
         (f'[[rule]]\n{RULE}not = ["a"]', "rule 1 (line 1): it has none of the conditions"),
         (f'[[rule]]\n{RULE}own = "a"', "`own` is not a list of names"),
