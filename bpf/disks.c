@@ -254,11 +254,18 @@ static __always_inline void begin(void *ctx, char *at, char *disk, u32 flags, u6
 		count_lost_request(DISK_LOST_REQUESTS);
 }
 
-static __always_inline struct disk_totals *totals_of(struct disk_key *from, char comm[16])
+/* Return which buffer is being written. */
+static __always_inline bool is_second_buffer(void)
+{
+	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
+
+	return buffer && *buffer;
+}
+
+static __always_inline struct disk_totals *totals_of(struct disk_key *from, char comm[16], bool is_second)
 {
 	struct disk_key key = *from;
-	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer;
+	u32 zero = 0;
 
 	key.cpu = bpf_get_smp_processor_id();
 	struct disk_totals *t = is_second ? disk_totals_1.lookup(&key) : disk_totals_0.lookup(&key);
@@ -293,12 +300,10 @@ static __always_inline void count_in(u64 *lanes, struct disk_request *r, u64 ns)
 }
 
 /* Count a request at its stack. */
-static __always_inline void count_at_stack(struct disk_request *r, u64 ns)
+static __always_inline void count_at_stack(struct disk_request *r, u64 ns, bool is_second)
 {
 	struct disk_stack_key key = {.key = r->key, .kernel = r->kernel, .user = r->user};
 	struct disk_stack one = {.requests = 1, .bytes = r->bytes, .total_ns = ns, .max_ns = ns}, *s;
-	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer;
 
 	key.key.cpu = bpf_get_smp_processor_id();
 	s = is_second ? disk_stacks_1.lookup(&key) : disk_stacks_0.lookup(&key);
@@ -315,7 +320,8 @@ static __always_inline void count_at_stack(struct disk_request *r, u64 ns)
 
 static __always_inline void finish(struct disk_request *r, bool has_failed)
 {
-	struct disk_totals *t = totals_of(&r->key, r->comm);
+	bool is_second = is_second_buffer();
+	struct disk_totals *t = totals_of(&r->key, r->comm, is_second);
 	u32 zero = 0, device = r->key.device;
 	struct config *c = config.lookup(&zero);
 	u64 now_ns = bpf_ktime_get_ns(), queue_ns = r->issued_ns - r->start_ns, device_ns = now_ns - r->issued_ns;
@@ -337,7 +343,7 @@ static __always_inline void finish(struct disk_request *r, bool has_failed)
 		return;
 	disk_slow.update(&device, &now_ns);
 	if (r->kernel)
-		count_at_stack(r, queue_ns + device_ns);
+		count_at_stack(r, queue_ns + device_ns, is_second);
 }
 
 /* Return whether a request only asks for a flush. It never reaches the device, but the flush does. */
@@ -439,6 +445,8 @@ int on_complete(struct bpf_raw_tracepoint_args *ctx)
 		r->bytes += bytes;
 	if (bytes < left)
 		return 0;
+	if (has_failed && !r->issued_ns) /* its driver has refused it, as that of a disk that is gone does */
+		r->issued_ns = bpf_ktime_get_ns();
 	if (r->issued_ns)
 		finish(r, has_failed);
 	disk_requests.delete(&address);
@@ -452,7 +460,7 @@ int on_merge(struct bpf_raw_tracepoint_args *ctx)
 
 	if (!r)
 		return 0;
-	struct disk_totals *t = totals_of(&r->key, r->comm);
+	struct disk_totals *t = totals_of(&r->key, r->comm, is_second_buffer());
 	if (t)
 		__sync_fetch_and_add(&t->merged, 1);
 	disk_requests.delete(&address);
@@ -477,7 +485,7 @@ static __always_inline int count_merged_bio(char *bio)
 	identify_user(&user.key, user.comm);
 	user.key.device = device_of(disk);
 	user.key.operation = flags_of_bio(bio) & KEPT_FLAGS;
-	struct disk_totals *t = totals_of(&user.key, user.comm);
+	struct disk_totals *t = totals_of(&user.key, user.comm, is_second_buffer());
 	if (t)
 		__sync_fetch_and_add(&t->merged, 1);
 	return 0;

@@ -95,6 +95,7 @@ struct file_call {
 	u64 has_slept;
 	struct file_key key; /* an open has no file yet */
 	char comm[16];
+	u64 descriptor; /* kept, because on arm64 the result of a call overwrites its first argument */
 };
 
 struct file_totals {
@@ -143,7 +144,7 @@ static __always_inline void count_lost_call(u32 kind)
 	u64 *n = file_lost.lookup(&kind);
 
 	if (n)
-		*n += 1;
+		__sync_fetch_and_add(n, 1); /* a program in an interrupt may count, too */
 }
 
 /* Return the open file of one of the current thread's descriptors, or NULL. */
@@ -243,6 +244,7 @@ static __always_inline void end_off_cpu(struct file_call *call, u64 now_ns)
 /*
  * Handle a switch-in of the current thread that sched_switch has not reported: on Linux 6.18 it left out up to one
  * switch in 150. offcpu.c has most of them by another tracepoint, and else the end of this time off CPU is unknown.
+ * Signed, because waker.c sets switched_in_ns to ~0 until the switch-in.
  */
 static __always_inline void catch_up(struct task_struct *task, struct file_call *call)
 {
@@ -250,14 +252,13 @@ static __always_inline void catch_up(struct task_struct *task, struct file_call 
 	struct record *r = out_ns ? record_of(task, false) : 0;
 
 	if (out_ns)
-		end_off_cpu(call, r && r->switched_in_ns > out_ns ? r->switched_in_ns : out_ns);
+		end_off_cpu(call, r && (s64)r->switched_in_ns > (s64)out_ns ? r->switched_in_ns : out_ns);
 }
 
 /* Return the file operation of a system call, with its flags; 0 if it is none. */
-static __always_inline u32 operation_of(u64 call)
+static __always_inline u32 operation_of(u32 call)
 {
-	u32 number = call;
-	u32 *operation = call < CALLS ? file_operations.lookup(&number) : 0;
+	u32 *operation = file_operations.lookup(&call);
 
 	return operation ? *operation : 0;
 }
@@ -363,7 +364,7 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	struct task_struct *task = current_task();
 	struct config *c = config.lookup(&zero);
-	u64 id = bpf_get_current_pid_tgid(), mode = 0, descriptor = 0;
+	u64 id = bpf_get_current_pid_tgid(), mode = 0;
 	u32 pid = id >> 32, tid = id, host_tid = id;
 	char *regs = (char *)ctx->args[0];
 	struct file_call call = {};
@@ -381,8 +382,8 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 	if (argument != RETURNED) {
 		u32 at = argument == 0 ? REG_ARGUMENT_0 : argument == 1 ? REG_ARGUMENT_1 : REG_ARGUMENT_2;
 
-		bpf_probe_read_kernel(&descriptor, sizeof(descriptor), regs + at);
-		char *file = open_file(descriptor);
+		bpf_probe_read_kernel(&call.descriptor, sizeof(call.descriptor), regs + at);
+		char *file = open_file(call.descriptor);
 		if (!file || !identify(file, &call.key.file))
 			return 0;
 	}
@@ -406,10 +407,9 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 
 int on_leave(struct bpf_raw_tracepoint_args *ctx)
 {
-	char *regs = (char *)ctx->args[0];
-	u64 number = 0;
+	u32 number = 0; /* on arm64, there is something else in the next four bytes */
 
-	bpf_probe_read_kernel(&number, sizeof(number), regs + REG_CALL);
+	bpf_probe_read_kernel(&number, sizeof(number), (char *)ctx->args[0] + REG_CALL);
 	u32 operation = operation_of(number);
 	if (!operation)
 		return 0;
@@ -444,14 +444,8 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	add_to_totals(t, ns, off_cpu_ns, bytes);
 	if (is_new) {
 		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
-		if (!is_open) {
-			bpf_probe_read_kernel(&number, sizeof(number), regs + REG_ARGUMENT_0);
-			u32 argument = operation >> ARGUMENT_SHIFT & ARGUMENT_MASK;
-			if (argument)
-				bpf_probe_read_kernel(&number, sizeof(number),
-						      regs + (argument == 1 ? REG_ARGUMENT_1 : REG_ARGUMENT_2));
-			file = open_file(number);
-		}
+		if (!is_open)
+			file = open_file(call->descriptor);
 		struct file_id now = {};
 		/* another thread may have closed the descriptor meanwhile, and opened another file */
 		if (file && identify(file, &now) && now.inode == key.file.inode && now.device == key.file.device)

@@ -275,6 +275,12 @@ static __always_inline void find_by_syscall(struct object *o, struct task_struct
 		return;
 	o->kind = *kind;
 	bpf_probe_read_kernel(&o->argument, sizeof(u64), regs + REG_ARGUMENT_0);
+	if (o->kind == OBJECT_RING) {
+		bpf_probe_read_kernel(&o->detail, sizeof(u32), regs + REG_ARGUMENT_3);
+		o->kind = o->detail & REGISTERED_RING ? OBJECT_NONE : OBJECT_FILE;
+		o->argument &= o->kind == OBJECT_FILE ? 0xffffffff : 0; /* or else an index */
+		o->detail = 0;
+	}
 	if (o->kind == OBJECT_POLL) {
 		o->argument = 0;
 #ifdef HAS_POLL

@@ -319,6 +319,7 @@ enum object_kind {
 	/* Any of `detail` files; argument 1: there are more. A poll for a single file is OBJECT_FILE */
 	OBJECT_POLL,
 	OBJECT_LOCK, /* a lock inside the kernel, at address `file`; `state` is enum protects */
+	OBJECT_RING, /* as OBJECT_FILE, unless the flags in the fourth argument say that it is a registered ring */
 };
 /* What a lock inside the kernel protects. */
 enum protects {
@@ -336,6 +337,7 @@ enum protects {
 #define RWSEM_READERS 1 /* RWSEM_READER_OWNED: the owner is the last reader that took it, and may have released it */
 #define CALLS 512
 #define FUTEX_PRIVATE 128
+#define REGISTERED_RING 16 /* IORING_ENTER_REGISTERED_RING (uapi/linux/io_uring.h) */
 #define MAGIC_PIPES 0x50495045
 #define MAGIC_SOCKETS 0x534f434b /* include/uapi/linux/magic.h */
 #define NO_DESCRIPTOR 0xffffffff

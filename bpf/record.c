@@ -35,7 +35,7 @@ static __always_inline void count_lost(u32 kind)
 	u64 *n = lost.lookup(&kind);
 
 	if (n)
-		*n += 1;
+		__sync_fetch_and_add(n, 1); /* a program in an interrupt may count, too */
 }
 
 /* Count new entries of the tables that user space empties, so that it can see how full they are. */

@@ -13,9 +13,10 @@ import pytest
 from offtop.kernel.accounting import deferred
 from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.tick_records import OffCpuTask, RuntimeSample, SiteDeltas
-from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.layout import THREAD, ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import SiteTotals
 from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
 from tests.kernel import watch
@@ -494,3 +495,14 @@ def test_memory_of_old_tid_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for tid_acquired_ns, wait in waits.items():
         ticks.tick([did(tid_acquired_ns, [wait], ticks.now_ns, ticks.now_ns + TICK_NS)])
     assert len(ticks.ledger._deferred._shown) == 2  # pyright: ignore[reportPrivateUsage]
+
+
+def test_filtered_waits_are_not_taken_for_those_written_off() -> None:
+    none = ThreadRecord._make(THREAD.unpack(bytes(THREAD.size)))
+    first = none._replace(waits=10, filtered_waits=5, offcpu_ns=1_000, filtered_ns=500)
+    records = deferred.DeferredRecords()
+    records.write_off((KEY, 1), SiteTotals(8, 800))
+    left = records.uncounted_part((KEY, 1), first)
+    assert left and (left.waits, left.offcpu_ns) == (5, 500)
+    rest = records.uncounted_part((KEY, 1), none._replace(waits=3, offcpu_ns=300))
+    assert rest and (rest.waits, rest.offcpu_ns) == (0, 0)

@@ -224,6 +224,37 @@ def test_polling_a_socket_that_is_being_connected_is_a_wait_for_a_connection(liv
             child.kill()
 
 
+RING = """
+import ctypes, struct, sys
+call, setup = ctypes.CDLL(None).syscall, ctypes.create_string_buffer(120)
+ring = call(425, 4, setup)  # io_uring_setup
+if {is_registered}:
+    update = struct.pack("=IIQ", 0, 0, ring)
+    assert call(427, ring, 20, update, 1) == 1  # io_uring_register: IORING_REGISTER_RING_FDS, as number 0
+print("waits", flush=True)
+call(426, 0 if {is_registered} else ring, 0, 1, 1 | {is_registered} << 4, 0, 0)  # io_uring_enter, which never returns
+"""
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_registered_ring_is_not_taken_for_a_descriptor(live: Watch, is_registered: bool) -> None:
+    if Path("/proc/sys/kernel/io_uring_disabled").read_text().strip() != "0":
+        pytest.skip("io_uring is disabled here (kernel.io_uring_disabled)")
+    code = RING.format(is_registered=is_registered)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdout
+        try:
+            assert child.stdout.readline() == "waits\n"
+            live.source.set_filters(Filters(min_ns=MS, pids=(child.pid,)))
+            time.sleep(0.1)
+            live.tick()
+            live.tick()
+            found = object_waited_on(live, child.pid, child.pid)
+            assert found == NO_OBJECT if is_registered else found.kind == "io_uring"
+        finally:
+            child.kill()
+
+
 def test_two_sockets_of_one_thread_are_two_objects(live: Watch) -> None:
     with wakings.running("two-tcp") as child:
         asked(live, child)

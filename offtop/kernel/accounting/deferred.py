@@ -185,7 +185,7 @@ def _without_written_off(r: ThreadRecord, written_off: SiteTotals) -> tuple[Thre
     The thread's sites were counted already, together with what was shown of its first wait. If they exceed this record,
     another record of the same thread is still to come.
     """
-    waits = min(written_off.waits, r.waits - r.short_waits - r.lost_waits)
+    waits = min(written_off.waits, r.waits - r.short_waits - r.filtered_waits - r.lost_waits)
     total_ns = min(written_off.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
     at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
     runqueue_ns = min(written_off.runqueue_ns, at_sites_ns)

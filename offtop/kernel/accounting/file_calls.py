@@ -108,7 +108,7 @@ class FileCalls(IoCounts[FileKey, FileKey, FileTotals]):
         before, self._in_progress = self._in_progress, {}
         for keys, values in self.program.maps["file_calls"].read():
             tids = memoryview(keys).cast("I")
-            for tid, (start_ns, off_cpu_ns, out_ns, in_ns, faults, has_slept, raw, comm) in zip(
+            for tid, (start_ns, off_cpu_ns, out_ns, in_ns, faults, has_slept, raw, comm, _) in zip(
                 tids, CALL.iter_unpack(values), strict=True
             ):
                 key = _key(KEY.unpack(raw))

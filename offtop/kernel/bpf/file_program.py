@@ -19,7 +19,7 @@ KEY = struct.Struct("=QIIIIII")
 """`struct file_key`: inode, device, generation, pid, operation, cpu, and 4 unused bytes."""
 TOTALS = struct.Struct(f"=5Q16s{layout.LANES * 8}s")
 """`struct file_totals`."""
-CALL = struct.Struct(f"=6Q{KEY.size}s16s")
+CALL = struct.Struct(f"=6Q{KEY.size}s16sQ")
 """`struct file_call`."""
 REQUEST = struct.Struct(f"=2Q{KEY.size}s16s")
 """`struct ring_request`."""

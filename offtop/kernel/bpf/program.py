@@ -35,7 +35,8 @@ _COMPILE_SECONDS = 600.0
 """Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _KILLED_SECONDS = 1.0
 """How long to wait for a killed compiler."""
-_MOST_DESCRIPTORS = 64
+_MOST_DESCRIPTORS = 253
+"""SCM_MAX_FD of the kernel: as many as one message can pass."""
 _CLOSERS = 64
 """How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}

@@ -26,7 +26,7 @@ _SIGNED_BITS = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
 ones."""
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
-    "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
+    "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl vmsplice "
     "fallocate ftruncate getdents64 lseek"
 )
 _OBJECT_OF_CALL = {
@@ -37,6 +37,7 @@ _OBJECT_OF_CALL = {
     "futex_wait": layout.OBJECT_FUTEX_WAIT,
     "wait4": layout.OBJECT_CHILD,
     "waitid": layout.OBJECT_ID,
+    "io_uring_enter": layout.OBJECT_RING,
 }
 """System call → how its arguments name what it waits on.
 
