@@ -11,7 +11,7 @@
  *   wakeup         WAKING        raw_tp sched_waking, always attached: with PROBE_SWITCH, or without run_delay
  *                  TYPED_WAKING  tp_btf sched_waking, attached while wakers are on (waker.c)
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
- *   scan           iterator over tasks, twice a tick (scan.c)
+ *   scan           iterator over tasks, two or three times a tick (scan.c)
  *
  * maps
  *   active_buffer  index of the buffers that are being written; user space reads and empties the others meanwhile
@@ -35,8 +35,8 @@
  * All of this runs under a run queue's lock. So all hashes are preallocated (bcc's default: no BPF_F_NO_PREALLOC), and
  * task storage and ring buffers are used only if offtop/kernel/bpf/switch_maps.py finds them safe.
  *
- * The buffer that is being written is written only in its thread's own context (PROBE_SWITCH: under its run queue's
- * lock), on one CPU at a time, so nothing here is atomic.
+ * The sums in the buffer that is being written are written only in their thread's own context (PROBE_SWITCH: under its
+ * run queue's lock), on one CPU at a time, so nothing here is atomic. The task scan notes run times there (exec_*).
  *
  * -D:
  *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, PCOUNT, SUM_EXEC, EXEC_START, START_TIME

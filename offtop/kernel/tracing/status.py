@@ -79,6 +79,12 @@ def _user_stacks(parts: Parts) -> str:
     if way.way == "off":
         return "off"
     if not way.uses_rules(parts.features):
-        return "frame pointers" + ("" if parts.unwind.way == "fp" else " (the only way on this kernel)")
+        asked = parts.unwind
+        refused_why = (
+            "could not load the program for .eh_frame"
+            if asked.uses_rules(parts.features)
+            else "the only way on this kernel"
+        )
+        return "frame pointers" + ("" if asked.way == "fp" else f" ({refused_why})")
     left = f"; {refused:,} stacks not copied, unwound by frame pointers instead (~)" if refused else ""
     return f"{way.way}, {way.stack_kb} KB copied, at most {way.cpu_pct:g}% of a CPU for all of offtop{left}"
