@@ -27,7 +27,7 @@ def source(who: Mapping[int, Details] = WHO) -> ScriptedSource:
 def listed(app: OfftopApp) -> list[tuple[object, int, int]]:
     """Return key, number of processes or threads, and waiting time in ms of each row."""
     assert app.picture is not None
-    return [(row.key, row.threads, row.part.total_ns // MS) for row in app.picture.listed.ranking.rows]
+    return [(row.key, row.processes or row.threads, row.part.total_ns // MS) for row in app.picture.listed.ranking.rows]
 
 
 def line(app: OfftopApp, words: str) -> str:

@@ -1,7 +1,7 @@
 """Rows of a table: the largest parts of a breakdown, and the rest as one row."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 from operator import add
@@ -59,9 +59,11 @@ class Row(NamedTuple):
     whole_ns: int = 0
     """Time of all rows of the table, including elided ones; `share_pct` refers to it."""
     threads: int = 0
-    """Threads of a process, program or pool that have ever waited; processes of a cgroup."""
+    """Threads of a process, program, pool or cgroup that have ever waited."""
     processes: int = 0
-    """For a program: how many of its processes exist, or waited in the span."""
+    """For a program: how many of its processes exist, or waited in the span; for a cgroup: how many exist."""
+    rows: int = 0
+    """How many rows of a table it sums up; 0: it is one of them."""
     title: str = ""
     """For a process: its title, as set by setproctitle(), `postgres: bench [local] idle`; empty: none. Raw."""
     process: str = ""
@@ -133,7 +135,7 @@ class Ranking(NamedTuple):
 
     rows: tuple[Row, ...] = ()
     elided: Row | None = None
-    """The rest summed up; `threads` is the number of rows."""
+    """The rest summed up."""
     whole: Part = NO_PART
     """All rows, including elided ones."""
     of_ns: int = 0
@@ -234,7 +236,7 @@ def ranked(
     rest = total(part for key, part in table.items() if key not in shown)
     span_ns = row_of(next(iter(table)), NO_PART).span_ns
     oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
-    elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, threads=elided_count, now=oldest)
+    elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, rows=elided_count, now=oldest)
     if accounts is not None:
         elided = elided._replace(
             account=_sum_of_accounts([accounts[key] for key in (table.keys() - shown) & accounts.keys()])
@@ -254,7 +256,7 @@ def _gone_rows(compared: Compared, most: int) -> list[Row]:
     rest = [before for _, before in compared.gone[shown:]]
     if rest:
         name = f"{len(rest)} gone"
-        rows.append(Row(BaselineOnly(name), name, compared.span_ns, threads=len(rest), before=summed(rest)))
+        rows.append(Row(BaselineOnly(name), name, compared.span_ns, rows=len(rest), before=summed(rest)))
     return rows
 
 
@@ -333,8 +335,7 @@ def category_rows(
     )
     # A category that only the baseline has can be selected like any other.
     rows = (
-        row._replace(key=row.name) if isinstance(row.key, BaselineOnly) and not row.threads else row
-        for row in made.rows
+        row._replace(key=row.name) if isinstance(row.key, BaselineOnly) and not row.rows else row for row in made.rows
     )
     return made._replace(rows=tuple(rows))
 
@@ -392,7 +393,7 @@ def cgroup_rows(
     catalog: Catalog,
     order: Order = BY_WAITING,
     *,
-    processes: Iterable[int] = (),
+    threads: Mapping[int, int] | None = None,
     pinned: Sequence[str] = (),
     lifetime: Breakdown | None = None,
     keep: str | None = None,
@@ -401,12 +402,16 @@ def cgroup_rows(
 ) -> Ranking:
     """Return a row for each container, unit or other cgroup with time in `scope`.
 
-    `processes` are those that exist; `accounts` are by pid.
+    `threads`: pid → how many it has; `accounts` are by pid.
     """
-    counts = Counter(cgroup_of(pid, catalog) for pid in processes)
+    processes, in_all = Counter[str](), Counter[str]()
+    for pid, count in (threads or {}).items():
+        path = cgroup_of(pid, catalog)
+        processes[path] += 1
+        in_all[path] += count
 
     def row_of(path: str, part: Part) -> Row:
-        return Row(path, cgroup_name(path), one.span_ns, part, threads=counts[path])
+        return Row(path, cgroup_name(path), one.span_ns, part, threads=in_all[path], processes=processes[path])
 
     def table_of(some: Breakdown) -> dict[str, Part]:
         table: dict[str, Part] = {}
@@ -566,7 +571,7 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
     """
     shown = [row for row in ranking.rows if row.pinned or keeps(row)][:limit]
     keys = {row.key for row in shown}
-    others = [row._replace(threads=1) for row in ranking.rows if row.key not in keys]
+    others = [row for row in ranking.rows if row.key not in keys]
     others += [ranking.elided] if ranking.elided else []
     if not others:
         return ranking
@@ -574,13 +579,10 @@ def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ran
 
 
 def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
-    """Return the sum of these rows.
-
-    The `threads` of each is the number of rows that it stands for.
-    """
-    count, rest = sum(row.threads for row in others), total(row.part for row in others)
+    """Return the sum of these rows."""
+    count, rest = sum(row.rows or 1 for row in others), total(row.part for row in others)
     oldest = max(row.now for row in others)
-    made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, threads=count, now=oldest)
+    made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, rows=count, now=oldest)
     ready_ns = sum(row.ready_ns for row in others)
     before = summed([row.before for row in others])
     return made._replace(account=_sum_of_accounts([row.account for row in others]), ready_ns=ready_ns, before=before)

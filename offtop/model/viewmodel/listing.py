@@ -215,7 +215,7 @@ class Listing:
                 scope,
                 catalog,
                 order,
-                processes=scene.threads_of,
+                threads=scene.threads_of,
                 pinned=[view.pin] if isinstance(view.pin, str) else [],
                 lifetime=lifetime,
                 keep=view.cursor if isinstance(view.cursor, str) else None,

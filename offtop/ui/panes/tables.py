@@ -116,7 +116,7 @@ def category_columns(shown: CategoriesPicture, common: Common, pen: Pen) -> list
     spark = Column(
         "last 60s",
         cells,
-        lambda row: sparkline(shown.sparks.get(str(row.key), ()), pen.glyphs) if not row.threads else "",
+        lambda row: sparkline(shown.sparks.get(str(row.key), ()), pen.glyphs) if not row.rows else "",
         "spark",
         left=True,
         least_width=70,
@@ -302,7 +302,7 @@ def _name_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]
         name_width = min(48, max(10, min(20, width - 41), width - 56))
         return [
             Column("CGROUP", name_width, lambda row: row.name, "name", left=True, sort="NAME", stays=True),
-            Column("PROC", 5, _threads_of, least_width=50),
+            Column("PROC", 5, lambda row: count(row.processes) if row.processes else "", least_width=50),
         ]
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
@@ -332,7 +332,7 @@ def _name_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]
 
 
 def _threads_of(row: Row) -> str:
-    return count(row.threads) if row.threads and row.key else ""
+    return count(row.threads) if row.threads else ""
 
 
 def _process_columns(common: Common) -> list[Column]:

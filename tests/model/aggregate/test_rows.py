@@ -1,6 +1,7 @@
 """Rows are in order, and those beyond the limit are summed up in a row."""
 
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
+from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import (
     ACCOUNT_SORTS,
     NO_CGROUP,
@@ -192,14 +193,15 @@ OF_FIVE = Breakdown(
 
 
 def test_cgroups_are_containers_and_units_with_everything_in_them() -> None:
-    ranking = cgroup_rows(OF_FIVE, Scope("lock"), IN_CGROUPS, processes=[1, 2, 3, 4, 9, 10])
-    assert [(row.key, row.name, row.threads, row.waiting, row.part.max_ns) for row in ranking.rows] == [
-        (NO_CGROUP, "(unknown)", 2, 5.0, 50),
-        (SERVICE, "mysql.service", 2, 5.0, 30),
-        (f"/docker/{ID}", "docker 1a2b3c4d5e6f", 1, 4.0, 40),
-        ("/", "/", 1, 1.0, 10),
+    ranking = cgroup_rows(OF_FIVE, Scope("lock"), IN_CGROUPS, threads={1: 1, 2: 3, 3: 5, 4: 1, 9: 1, 10: 1})
+    assert [(row.key, row.name, row.processes, row.threads, row.waiting, row.part.max_ns) for row in ranking.rows] == [
+        (NO_CGROUP, "(unknown)", 2, 2, 5.0, 50),
+        (SERVICE, "mysql.service", 2, 8, 5.0, 30),
+        (f"/docker/{ID}", "docker 1a2b3c4d5e6f", 1, 1, 4.0, 40),
+        ("/", "/", 1, 1, 1.0, 10),
     ]
     assert ranking.whole == process_rows(OF_FIVE, Scope("lock"), IN_CGROUPS).whole
+    assert [row.key for row in ranking.rows if parse("threads>2").keeps(row)] == [SERVICE]
     assert log2.count(ranking.rows[1].part.histogram) == 2
     assert {row.pid for row in ranking.rows} == {0}
 

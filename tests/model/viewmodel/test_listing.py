@@ -291,7 +291,7 @@ def test_wakers_beyond_the_limit_are_summed_up_in_one_row() -> None:
     assert (len(picture.listed.ranking.rows), picture.listed.ranking.rows[-1].key) == (500, UNSEEN)
     rest = picture.listed.ranking.elided
     assert rest is not None
-    assert (rest.name, rest.threads, rest.part.total_ns // MS, rest.part.waits) == ("102 more", 102, 306, 306)
+    assert (rest.name, rest.rows, rest.part.total_ns // MS, rest.part.waits) == ("102 more", 102, 306, 306)
     assert (
         picture.listed.ranking.whole.total_ns
         == total(row.part for row in (*picture.listed.ranking.rows, rest)).total_ns
