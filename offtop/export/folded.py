@@ -17,7 +17,7 @@ from offtop.model.aggregate import steps
 from offtop.model.aggregate.rows import thread_name
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step
 from offtop.model.values import stack
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, thread_of
 from offtop.model.values.stack import Names
 from offtop.model.values.table import distinct_rows, thread_codes
 from offtop.model.values.wake import OFFCPU, WAKEUP
@@ -25,7 +25,6 @@ from offtop.model.windows.breakdown import RUN_QUEUE, Shares
 from offtop.printable import printable
 
 _DELIMITER = Step("-", False)
-_LOW = (1 << 32) - 1
 
 
 class Style(NamedTuple):
@@ -71,7 +70,7 @@ def folded(shares: Shares, catalog: Catalog, names: Names, mode: str, style: Sty
     distinct, which = distinct_rows(steps.places(some.ids, mode))
     threads, thread_index = np.unique(thread_codes(some.ids), return_inverse=True)
     path_of = steps.steps_of(catalog, names, Shape(mode=mode))
-    comms = [thread_name(ThreadKey(code >> 32, code & _LOW), catalog) for code in threads.tolist()]
+    comms = [thread_name(thread_of(code), catalog) for code in threads.tolist()]
     sums: dict[str, int] = {}
     leaf = some.leaf if "category" in style.per else np.zeros_like(which)
     rows, codes = np.unique(np.stack((which, thread_index, leaf), axis=1), axis=0, return_inverse=True)
@@ -80,7 +79,7 @@ def folded(shares: Shares, catalog: Catalog, names: Names, mode: str, style: Sty
         place, thread, of = row
         path = path_of(distinct[place]) or (NO_FRAMES,)
         category = some.leaves[of].category if some.leaves else ""
-        line = style.line(mode, category, comms[thread], int(threads[thread]) & _LOW, path)
+        line = style.line(mode, category, comms[thread], thread_of(int(threads[thread])).tid, path)
         sums[line] = sums.get(line, 0) + total_ns
     return sums
 

@@ -14,7 +14,7 @@ from offtop.model.aggregate.rows import process_name, thread_name
 from offtop.model.aggregate.scope_text import sampled
 from offtop.model.aggregate.steps import Path, Shape, Step
 from offtop.model.values import stack
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, thread_of
 from offtop.model.values.io_stacks import ids_of
 from offtop.model.values.snapshot import Sampling
 from offtop.model.values.stack import Frame, Names
@@ -100,7 +100,7 @@ def profile_of(
         for code, (waits, total_ns, max_ns, _) in some.by(codes.reshape(-1)):
             row: list[int] = distinct[code].tolist()
             thread, place, leaf = row
-            key = ThreadKey(thread >> 32, thread & _LOW)
+            key = thread_of(thread)
             path = (BELOW,) if code in bare else path_of(places[place]) or (steps.NO_FRAMES,)
             category, process = some.leaves[leaf].category, process_name(key.pid, catalog)
             samples.append(

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import UNSET
+
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, sort_for
 from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
@@ -125,7 +127,7 @@ def disk_object(tick: Tick, names: Names, comparison: Comparison | None = None) 
                 **_sums(row.totals),
                 **_latency(row.totals),
                 stacks=request_stacks(row.stacks, tick.unfiltered.window.catalog, names),
-                baseline=change_object(row.change),
+                baseline=change_object(row.change) if row.change else UNSET,
             )
             for row in rows
         ],

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec import UNSET
+
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, sort_for
 from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
@@ -98,7 +100,7 @@ def file_object(tick: Tick, names: Names, comparison: Comparison | None = None) 
                 now_ns=row.totals.now_ns,
                 histogram=log2.slots(row.totals.histogram),
                 stacks=file_stacks(row.stacks, tick.unfiltered.window.catalog, names),
-                baseline=change_object(row.change),
+                baseline=change_object(row.change) if row.change else UNSET,
             )
             for row in rows
         ],

@@ -34,10 +34,8 @@ def compared_rows(
     ]
 
 
-def change_object(change: Change | None) -> objects.Change | UnsetType:
-    """Return the change of a row; UNSET if it is not compared."""
-    if change is None:
-        return UNSET
+def change_object(change: Change) -> objects.Change:
+    """Return the change of a row."""
     spread = change.before.spread(change.span_ns)
     return objects.Change(
         waiting=round(change.before.waiting, 6),

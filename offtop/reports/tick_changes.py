@@ -4,10 +4,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from offtop.model.aggregate.baseline_rows import Compared
+from offtop.model.aggregate.baseline_rows import Change, Compared
 from offtop.model.aggregate.filter import NOTHING
-from offtop.model.aggregate.rows import Row
 from offtop.model.classify.suspect import Found, Suspect, gone
+from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import (
     SiteTotals,
@@ -17,7 +17,6 @@ from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import (
     NO_PART,
-    Part,
     PartTuple,
     Scope,
     by_category,
@@ -26,8 +25,10 @@ from offtop.model.windows.breakdown import (
 from offtop.printable import printable
 from offtop.reports import objects
 from offtop.reports.header_objects import sampling_object
+from offtop.reports.io_changes import change_object
 from offtop.reports.suspect_objects import suspect_names
 from offtop.reports.tick import Tick, now_of
+from offtop.units import average
 
 
 class Changes:
@@ -93,14 +94,6 @@ class Changes:
         before = compared.before.get(key)
         if before is None:
             return None
-        waits, total_ns, max_ns, histogram = part
-        change = Row("", "", self._span_ns, Part(waits, total_ns, max_ns, histogram), before=before).change
-        spread = before.spread(self._span_ns)
-        return objects.Change(
-            waiting=round(before.waiting, 6),
-            change=round(change.by, 6) if change else 0.0,
-            spread=None if spread is None else round(spread, 6),
-            p99_ns=before.p99_ns,
-            new=bool(change and change.is_new),
-            sure=bool(change and change.is_sure),
-        )
+        _, total_ns, max_ns, histogram = part
+        p99_ns = log2.percentile_ns(histogram, 99, max_ns)
+        return change_object(Change(average(total_ns, self._span_ns), p99_ns, self._span_ns, before))

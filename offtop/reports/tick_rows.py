@@ -28,7 +28,7 @@ from offtop.model.aggregate.waker_rows import (
     waker_of,
 )
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.catalog import SiteKey, ThreadKey, code_of
 from offtop.model.values.table import thread_codes
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.viewmodel.comparison import Comparison
@@ -75,7 +75,7 @@ def places_of(tick: Tick, listed: Ranking, wanted: Wanted, cause_finder: CauseFi
     keys = [row.key for row in listed.rows]
     if wanted.threads:
         codes = thread_codes(some.ids)
-        row_of = {key.pid << 32 | key.tid: n for n, key in enumerate(keys) if isinstance(key, ThreadKey)}
+        row_of = {code_of(key): n for n, key in enumerate(keys) if isinstance(key, ThreadKey)}
     else:
         codes, members = some.ids[:, 0], _programs(tick, wanted).members
         row_of = {key: n for n, key in enumerate(keys) if isinstance(key, int)}

@@ -5,7 +5,7 @@ from itertools import repeat
 
 import numpy as np
 
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import ThreadKey, code_of, thread_of
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import THREADS, Ints, Mask, rows_at, thread_codes
 from offtop.model.values.waits import FIELDS, WaitList, Waits
@@ -59,13 +59,13 @@ class ThreadTable:
 
     def row(self, key: ThreadKey) -> int:
         """Return the row of a thread, or -1 if it has none."""
-        return self._row_of.get(key.pid << 32 | key.tid, -1)
+        return self._row_of.get(code_of(key), -1)
 
     def keys(self, rows: Ints) -> list[ThreadKey]:
         return list(map(THREADS.key, self.ids[rows].tolist()))
 
     def forget(self, key: ThreadKey) -> None:
-        row = self._row_of.pop(key.pid << 32 | key.tid, -1)
+        row = self._row_of.pop(code_of(key), -1)
         if row >= 0:
             self._free.append(row)
             self.is_waiting[row] = self.is_new[row] = self.is_unsettled[row] = False
@@ -119,7 +119,7 @@ class ThreadTable:
             self._used += 1
             if row == len(self.ids):
                 self._grow()
-        self.ids[row] = code >> 32, code & 0xFFFFFFFF
+        self.ids[row] = thread_of(code)
         return row
 
     def _grow(self) -> None:

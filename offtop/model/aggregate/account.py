@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey, code_of, thread_of
 from offtop.model.values.snapshot import EXITED, Machine, ThreadTotals
 from offtop.model.values.table import THREADS, Groups, Ints, Mask, table_of, thread_codes
 from offtop.model.windows.breakdown import Leaf, Part
@@ -70,9 +70,7 @@ class Accounts(NamedTuple):
     span_ns: int = 0
 
     def only(self, whom: Callable[[ThreadKey], bool]) -> "Accounts":
-        return self._rows(
-            np.array([whom(ThreadKey(code >> 32, code & _TID_MASK)) for code in self.codes.tolist()], np.bool_)
-        )
+        return self._rows(np.array([whom(thread_of(code)) for code in self.codes.tolist()], np.bool_))
 
     def of_process(self, pid: int) -> "Accounts":
         return self._rows(self.codes >> 32 == pid)
@@ -85,7 +83,7 @@ class Accounts(NamedTuple):
         return Accounts(self.codes[rows], self.numbers[rows], self.through[rows], self.span_ns)
 
     def by_thread(self) -> Mapping[ThreadKey, Account]:
-        return self._by(self.codes, lambda code: ThreadKey(code >> 32, code & _TID_MASK))
+        return self._by(self.codes, thread_of)
 
     def by_process(self) -> Mapping[int, Account]:
         return self._by(self.codes >> 32, int)
@@ -94,7 +92,7 @@ class Accounts(NamedTuple):
         """Group by what `code_of` has for a thread, and by thread if it has nothing."""
         codes = self.codes.copy()
         for row, code in enumerate(self.codes.tolist()):
-            pid, number = code_of.get(ThreadKey(code >> 32, code & _TID_MASK), (0, 0))
+            pid, number = code_of.get(thread_of(code), (0, 0))
             if number:
                 codes[row] = pid << 32 | (number & _TID_MASK)
         return self._by(codes, lambda code: (code >> 32, _signed(code & _TID_MASK)))
@@ -145,7 +143,7 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
             ids.append(window.still.ids[:, :2])
             numbers.append(waited)
     codes = thread_codes(np.concatenate(ids))
-    alive = codes != EXITED.pid << 32 | EXITED.tid
+    alive = codes != code_of(EXITED)
     groups = Groups(codes[alive])
     sums = groups.sums(np.concatenate(numbers)[alive])
     span_ns = sum(window.span_ns for window in windows)
@@ -159,7 +157,7 @@ def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, cata
     residue_ns = span_ns - sums[:, 0] - sums[:, 2]
     for row in np.flatnonzero(residue_ns > span_ns // _RESIDUE_DIVISOR).tolist():
         code = int(codes[row])
-        life = catalog.life(ThreadKey(code >> 32, code & _TID_MASK))
+        life = catalog.life(thread_of(code))
         through[row] = life.from_ns <= end_ns - span_ns and not 0 < life.to_ns <= end_ns
     return through
 

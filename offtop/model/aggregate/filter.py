@@ -13,7 +13,7 @@ from offtop.model.aggregate.rows import Row, process_name, thread_name
 from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, codes, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Reason, Rule
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey, thread_of
 from offtop.model.values.container import names as container_names
 from offtop.model.values.container import place
 from offtop.model.values.stack import INLINED, Frame, functions
@@ -22,7 +22,6 @@ from offtop.model.values.wake import NOT_GATHERED, Object, object_names, waker_n
 from offtop.model.windows.breakdown import Shares, sites_of
 from offtop.units import count, duration, threads
 
-_LOW = (1 << 32) - 1
 SINGLE_WORD = ""
 """Stands for the key of a single word."""
 WAKER_THREAD, WAKER_PROCESS, OTHER_WAKER = "=thread", "=process", "=waker"
@@ -225,7 +224,7 @@ class _Matcher:
         self._distinct: dict[str, tuple[list[int], Ints]] = {}
         """Column → its distinct values, and the index of the value of each row."""
         self._texts: Mapping[str, tuple[str, Callable[[int], Iterable[str]]]] = {
-            "thread": ("thread", lambda code: (thread_name(ThreadKey(code >> 32, code & _LOW), catalog),)),
+            "thread": ("thread", lambda code: (thread_name(thread_of(code), catalog),)),
             "process": ("pid", lambda pid: (process_name(pid, catalog),)),
             "user": ("pid", lambda pid: (catalog.detail(pid).user,)),
             "uid": ("pid", lambda pid: (str(catalog.detail(pid).uid),) if catalog.detail(pid).uid >= 0 else ()),

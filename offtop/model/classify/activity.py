@@ -8,7 +8,7 @@ import numpy as np
 
 from offtop.model.classify.wait_edges import Floats
 from offtop.model.values.blockers import CPU_QUOTA, DISK_WAITS, Blockers
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import ThreadKey, code_of
 from offtop.model.values.disks import DeviceTotals, DiskActivity
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, THROTTLE, Shares
@@ -70,7 +70,7 @@ class Activity:
             if not self._of_threads:
                 running = _sums(self._codes, self._running_ns)
                 self._of_threads = *self._throttled_and_ready(True), running
-            parts, code = self._of_threads, key.pid << 32 | key.tid
+            parts, code = self._of_threads, code_of(key)
         if not any(code in one for one in parts):
             return RUNS, 0.0
         amounts = dict(zip((THROTTLE, RUN_QUEUE, RUNS), (one.get(code, 0.0) for one in parts), strict=True))

@@ -14,12 +14,23 @@ from offtop.model.values.stack import DROPPED_STACK, EMPTY, FIRST_STACK, RESERVE
 from offtop.model.values.wake import LOST_WAKE, NO_WAKE, Object, Wake
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 
+_LOW = (1 << 32) - 1
+
 
 class ThreadKey(NamedTuple):
     pid: int
     """Process id (the kernel's tgid)."""
     tid: int
     """Thread id (the kernel's pid)."""
+
+
+def code_of(key: ThreadKey) -> int:
+    """Return the key as one integer, as table.thread_codes does with many."""
+    return key.pid << 32 | key.tid
+
+
+def thread_of(code: int) -> ThreadKey:
+    return ThreadKey(code >> 32, code & _LOW)
 
 
 class SiteKey(NamedTuple):

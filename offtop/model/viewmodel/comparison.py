@@ -22,7 +22,7 @@ from offtop.model.aggregate.tree import tree_of
 from offtop.model.aggregate.waker_rows import G, KeyOf, by_wake, codes, grouped, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.values.catalog import Catalog
+from offtop.model.values.catalog import Catalog, code_of
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import Mask, thread_codes
 from offtop.model.values.wake import OFFCPU, gathers
@@ -310,7 +310,7 @@ class Comparison:
                 for one in self._filters:
                     keep &= one.mask(some, self._catalog, self._cause_finder)
                 if matching.threads is not None:
-                    those = np.array([key.pid << 32 | key.tid for key in matching.threads], np.int64)
+                    those = np.array([*map(code_of, matching.threads)], np.int64)
                     keep &= np.isin(thread_codes(some.ids), those)
                 found.append((span_ns, some.of(keep & self._of_wakes(some))))
             return found

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import ThreadKey, code_of, thread_of
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import THREADS, Ints, table_of, thread_codes
 from offtop.model.values.waits import Waits
@@ -13,7 +13,6 @@ from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S
 
 LONGEST_ROLLING_NS = 60 * NS_PER_S
-_TID_MASK = (1 << 32) - 1
 
 
 class ThreadKeys(Collection[ThreadKey]):
@@ -27,10 +26,10 @@ class ThreadKeys(Collection[ThreadKey]):
         return len(self.codes)
 
     def __iter__(self) -> Iterator[ThreadKey]:
-        return map(ThreadKey, (self.codes >> 32).tolist(), (self.codes & _TID_MASK).tolist())
+        return map(thread_of, self.codes.tolist())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, ThreadKey) and bool(np.isin(key.pid << 32 | key.tid, self.codes))
+        return isinstance(key, ThreadKey) and bool(np.isin(code_of(key), self.codes))
 
 
 class AllThreads(NamedTuple):

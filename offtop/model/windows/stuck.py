@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.values import columns, stack
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey, thread_of
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
 from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, distinct_rows, integers, thread_codes
 from offtop.model.values.waits import (
@@ -34,7 +34,6 @@ from offtop.units import NS_PER_S, duration
 LEAST_AGE_NS = NS_PER_S // 10
 _CHUNK_BYTES = 200
 """Memory of one tick's ended waits, without their columns."""
-_TID_MASK = (1 << 32) - 1
 
 
 class Age(NamedTuple):
@@ -249,7 +248,7 @@ def _unpacked(packed: bytes) -> WaitList:
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
     if some.shares is None:
         return {}
-    return {ThreadKey(code >> 32, code & _TID_MASK): age for code, age in some.oldest(thread_codes(some.shares.ids))}
+    return {thread_of(code): age for code, age in some.oldest(thread_codes(some.shares.ids))}
 
 
 def by_process(some: Stuck) -> dict[int, Age]:
