@@ -108,8 +108,6 @@ class Setting:
     """Converts a TOML value to the attributes of Settings that it sets. Raises ValueError."""
     said: Callable[[Settings], object]
     """Converts back to a TOML value, in a normal form."""
-    root_only: bool = False
-    """It makes root do something, so it is accepted only in a file that only root can write."""
 
 
 class Loaded(NamedTuple):
@@ -354,7 +352,6 @@ def load(
     environ: Mapping[str, str],
     *,
     check_key: Callable[[str, str], None] | None = None,
-    settings: Sequence[Setting] = SETTINGS,
 ) -> Loaded:
     """Return the settings of this run: from the command line, the file, or the defaults.
 
@@ -363,30 +360,24 @@ def load(
     not valid. Raises UsageError for invalid settings, OfftopError for a file that cannot be read.
     """
     file = _found(config, person, environ)
-    values = {setting.name: setting.default for setting in settings}
+    values = {setting.name: setting.default for setting in SETTINGS}
     origin = dict.fromkeys(values, "default")
-    sources = [(_COMMAND_LINE, given, True)]
+    sources = [(_COMMAND_LINE, given)]
     if file is not None:
-        sources.insert(0, (printable(str(file.path)), table_of(file.path, file.content), file.roots))
-    for where, table, roots in sources:
+        sources.insert(0, (printable(str(file.path)), table_of(file.path, file.content)))
+    for where, table in sources:
         for name, value in flat(table):
-            setting = setting_of(name, settings, where)
-            if setting.root_only and not roots:
-                raise UsageError(
-                    f"{where}: {name} is allowed only in a file that only root can write. Put it into {EVERYBODYS}"
-                )
+            setting = setting_of(name, SETTINGS, where)
             _checked(setting, value, where, check_key)
             values[name] = value
             origin[name] = where
     own = file.path if file is not None and file.path != EVERYBODYS else _own(person, environ)[0]
-    return Loaded(_settings(values, settings), MappingProxyType(origin), own)
+    return Loaded(_settings(values), MappingProxyType(origin), own)
 
 
 class _File(NamedTuple):
     path: Path
     content: bytes
-    roots: bool
-    """Whether only root can have written it."""
 
 
 def _found(config: str | None, person: Person, environ: Mapping[str, str]) -> _File | None:
@@ -409,9 +400,8 @@ def _file(path: Path, person: Person) -> _File | None:
 
     Returns None if it does not exist.
     """
-    roots = is_roots(path)
-    content = read_theirs(path, current_person({}) if roots else person)
-    return None if content is None else _File(path, content, roots)
+    content = read_theirs(path, current_person({}) if is_roots(path) else person)
+    return None if content is None else _File(path, content)
 
 
 def _own(person: Person, environ: Mapping[str, str]) -> list[Path]:
@@ -515,11 +505,11 @@ def _shown(value: object) -> str:
     return f"'{text}'" if len(text) <= _LONGEST_SHOWN else f"'{text[: _LONGEST_SHOWN - 3]}...'"
 
 
-def _settings(values: Mapping[str, object], settings: Sequence[Setting]) -> Settings:
+def _settings(values: Mapping[str, object]) -> Settings:
     attributes: dict[str, Any] = {}
-    for setting in settings:
+    for setting in SETTINGS:
         attributes |= setting.attributes(values[setting.name])
-    named = {setting.name for setting in settings}
+    named = {setting.name for setting in SETTINGS}
     keys = {name.removeprefix(KEYS): str(value) for name, value in values.items() if name not in named}
     return Settings(**attributes, keys=MappingProxyType(keys))
 

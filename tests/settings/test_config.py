@@ -5,8 +5,7 @@ import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Generator, Mapping
-from dataclasses import replace
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -221,31 +220,6 @@ def test_fifo_or_huge_file_is_refused(ann: Person) -> None:
     put(theirs(ann), "#" * 1_000_000)
     with pytest.raises(OfftopError, match="is larger than 64KB"):
         load({}, None, ann, {})
-
-
-@needs_root
-def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, system_config: Path) -> None:
-    settings = [replace(setting, root_only=setting.name == "theme") for setting in SETTINGS]
-
-    def theme(given: Mapping[str, object], path: Path | None) -> str:
-        return load(given, path and str(path), ann, {}, settings=settings).settings.theme
-
-    put(system_config, 'theme = "roots"')
-    assert theme({}, None) == "roots"
-    assert theme({"theme": "typed"}, None) == "typed", "who may type it after sudo may do it"
-    put(theirs(ann), 'theme = "theirs"')  # owned by root, but in a directory that is not
-    remedy = f"theme is allowed only in a file that only root can write. Put it into {system_config}"
-    with pytest.raises(UsageError, match=f"{theirs(ann)}: {remedy}"):
-        theme({}, None)
-    put(theirs(ann), "delay = 2")
-    assert theme({}, None) == ""
-    system_config.parent.chmod(0o755)
-    link = system_config.with_name("link")
-    link.symlink_to(theirs(ann))
-    put(theirs(ann), 'theme = "theirs"')
-    for path in (link, put(system_config, 'theme = "open"', 0o666)):
-        with pytest.raises(UsageError, match=f"{path}: {remedy}"):
-            theme({}, path)
 
 
 # Values
@@ -632,4 +606,3 @@ def test_every_setting_has_a_valid_default_and_a_one_line_description() -> None:
         assert setting.attributes(setting.default)
         assert setting.means == setting.means.strip().rstrip(".")
         assert "\n" not in setting.means
-        assert not setting.root_only
