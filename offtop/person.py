@@ -218,18 +218,21 @@ def writing_theirs(path: Path, person: Person) -> Generator[BinaryIO]:
             opened.callback(os.close, directory)
             _check_regular_file(path, directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            opened.callback(
+                _remove_left_over, temporary_name, directory, person
+            )  # first: a signal may come at any time
             fd = os.open(temporary_name, flags, mode=0o600, dir_fd=directory)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(fd)
-            with _os_errors(path, person, "written"), as_person(person):
-                os.replace(temporary_name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-        except BaseException:
-            with contextlib.suppress(OSError), as_person(person):
-                os.unlink(temporary_name, dir_fd=directory)
-            raise
+        with os.fdopen(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(fd)
+        with _os_errors(path, person, "written"), as_person(person):
+            os.replace(temporary_name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def _remove_left_over(name: str, directory: int, person: Person) -> None:
+    with contextlib.suppress(OSError), as_person(person):
+        os.unlink(name, dir_fd=directory)
 
 
 def _make_directories(directory: Path) -> None:
