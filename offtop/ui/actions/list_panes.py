@@ -15,10 +15,10 @@ from offtop.ui.actions.display import Display
 from offtop.ui.actions.rows_pane import StackRowsPane
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.actions.stack_panes import IoTreePane
+from offtop.ui.kit.columns import Heading
 from offtop.ui.kit.layout import Layout
 from offtop.ui.kit.lines import Line, Pen
 from offtop.ui.panes import disks, files
-from offtop.ui.panes.columns import Column
 
 
 class _FilesTree(IoTreePane):
@@ -48,7 +48,7 @@ class FilesPane(StackRowsPane[FileRow]):
     def _rows(self, picture: Picture) -> Sequence[FileRow]:
         return picture.files.listed.rows
 
-    def _columns(self) -> Sequence[Column]:
+    def _columns(self) -> Sequence[Heading]:
         picture = self._display.picture
         return files.columns(self._pen, picture is not None and picture.files.is_compared)
 
@@ -92,7 +92,7 @@ class DisksPane(StackRowsPane[DiskRow]):
     def _above(self, picture: Picture) -> int:
         return picture.disks.device_lines
 
-    def _columns(self) -> Sequence[Column]:
+    def _columns(self) -> Sequence[Heading]:
         picture = self._display.picture
         return disks.columns(self._pen, picture is not None and picture.disks.is_compared)
 

@@ -15,10 +15,9 @@ from offtop.ui.actions.latency_pane import IoHeatPane
 from offtop.ui.actions.pane import Pane, within
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.actions.stack_panes import IoTreePane
+from offtop.ui.kit.columns import Heading, sort_at
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line
-from offtop.ui.panes import columns
-from offtop.ui.panes.columns import Column
 
 Row = TypeVar("Row")
 RowOfPicture = TypeVar("RowOfPicture", covariant=True)
@@ -69,7 +68,7 @@ class StackRowsPane(Pane, Generic[Row]):
         """Return how many lines are between the title of the pane and the column titles of the rows."""
         return 0
 
-    def _columns(self) -> Sequence[Column]:
+    def _columns(self) -> Sequence[Heading]:
         raise NotImplementedError
 
     def _at_row(self, view: View, row: Row) -> View:
@@ -158,7 +157,7 @@ class StackRowsPane(Pane, Generic[Row]):
         top = STUCK_FRAME + self._above(picture)
         number = listed.first + y - top
         if y == top - 1 and rows:
-            self._sorting.sort_by_title(columns.sort_at(self._columns(), x))
+            self._sorting.sort_by_title(sort_at(self._columns(), 1, x))
         elif top <= y < STUCK_FRAME + stuck_lines(self._pen.height) and number < len(rows):
             if number == listed.cursor:
                 self.enter(picture)

@@ -4,7 +4,7 @@ Columns have fixed widths, so that numbers do not move.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from offtop.model.aggregate.rows import Row
 from offtop.model.viewmodel.view import View
@@ -12,16 +12,25 @@ from offtop.ui.kit.lines import Line, Pen, fit
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Heading:
+    """The title of a column."""
+
     title: str
     width: int
     """In cells, without the blank before it."""
-    text_of: Callable[[Row], str]
-    token: str = "value"
+    _: KW_ONLY
     left: bool = False
     """Whether text is aligned to the left, as words are; numbers are aligned to the right."""
     sort: str = ""
     """Sort order that belongs to this column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Heading):
+    """A column of a table whose rows are about waits."""
+
+    text_of: Callable[[Row], str]
+    token: str = "value"
     least_width: int = 0
     """Least width of the pane to show the column, unless the table is sorted by it."""
     stays: bool = False
@@ -53,7 +62,7 @@ def _cells(part: float, width: int) -> int:
     return min(width, max(1, round(part * width))) if part > 0 else 0
 
 
-def heads(columns: Sequence[Column], sort: str, mark_width: int) -> Line:
+def heads(columns: Sequence[Heading], sort: str, mark_width: int) -> Line:
     spans: list[tuple[str, str]] = [(" " * mark_width, "head")]
     for column in columns:
         text = f"{column.title:<{column.width}}" if column.left else f"{column.title:>{column.width}}"
@@ -66,7 +75,7 @@ def heads(columns: Sequence[Column], sort: str, mark_width: int) -> Line:
     return Line(tuple(spans))
 
 
-def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
+def sort_at(columns: Sequence[Heading], mark_width: int, x: int) -> str:
     """Return the sort order of the column title at `x`; empty if it has none."""
     edge = mark_width
     for column in columns:

@@ -1,26 +1,16 @@
 """Columns of the lists that are not about waits: file operations, requests to disks."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.rows import CHANGE
 from offtop.printable import printable
-from offtop.ui.kit.lines import Line, Pen, fit
+from offtop.ui.kit.columns import Heading
+from offtop.ui.kit.lines import Pen, fit
 from offtop.ui.panes.tables import change_token, times_token
 from offtop.units import count
 
-
-class Column(NamedTuple):
-    title: str
-    sort: str
-    """Name of the column in the order of rows."""
-    width: int
-    is_number: bool = True
-    """It is aligned to the right."""
-
-
-CHANGES = [Column("CHANGE", CHANGE, 8), Column("p99 x", "p99 x", 5)]
+CHANGES = [Heading("CHANGE", 8, sort=CHANGE), Heading("p99 x", 5, sort="p99 x")]
 """Columns of a comparison with the baseline."""
 
 
@@ -30,43 +20,18 @@ def change_cells(change: Change | None) -> dict[str, tuple[str, str]]:
     return {CHANGE: (text, change_token(change)), "p99 x": (p99_text, times_token(change))}
 
 
-def heads(columns: Sequence[Column], sort: str) -> Line:
-    """Return the line of titles. `sort`: the column that is marked."""
-    spans: list[tuple[str, str]] = [(" ", "head")]
-    for title, name, width, is_number in columns:
-        text = f"{title:>{width}}" if is_number else f"{title:<{width}}"
-        blank = len(text) - len(text.lstrip())
-        token = "sorted" if name == sort else "head"
-        spans += [
-            (" " + text[:blank], "head"),
-            (text[blank:].rstrip(), token),
-            (" " * (width - len(text.rstrip())), "head"),
-        ]
-    return Line(tuple(spans))
-
-
-def sort_at(columns: Sequence[Column], x: int) -> str:
-    """Return the sort order of the column title at `x`; empty if there is none."""
-    edge = 1
-    for column in columns:
-        edge += 1 + column.width
-        if x < edge:
-            return column.sort
-    return ""
-
-
 def spans_of(
-    columns: Sequence[Column], cells: Mapping[str, tuple[str, str]], chosen: bool, pen: Pen, path: str = ""
+    columns: Sequence[Heading], cells: Mapping[str, tuple[str, str]], chosen: bool, pen: Pen, path: str = ""
 ) -> tuple[tuple[str, str], ...]:
     """Return the line of a row.
 
-    `cells`: (raw text, token) by Column.sort. `path`: the column that is cut on its left.
+    `cells`: (raw text, token) by Heading.sort. `path`: the column that is cut on its left.
     """
     spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
-    for _, sort, width, is_number in columns:
-        text, token = cells[sort]
-        shown = tail(text, width, pen) if sort == path else fit(text, width, pen.glyphs)
-        spans.append((f" {text:>{width}}" if is_number else f" {shown}", token))
+    for column in columns:
+        text, token = cells[column.sort]
+        shown = tail(text, column.width, pen) if column.sort == path else fit(text, column.width, pen.glyphs)
+        spans.append((f" {shown}" if column.left else f" {text:>{column.width}}", token))
     return tuple(spans)
 
 

@@ -10,10 +10,11 @@ from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.view import DISKS, SINCE_START
 from offtop.model.windows.heat import Heat
+from offtop.ui.kit.columns import Heading, heads
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
-from offtop.ui.panes.columns import CHANGES, Column, change_cells, heads, megabytes, spans_of
+from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
 _P99_WIDTH, _MAX_WIDTH, _LEAST_DISK, _MOST_DISK, _MOST_WHO = 100, 90, 8, 24, 40
@@ -34,10 +35,10 @@ def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
         return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(shown, common))]
     of_devices = device_columns(pen)
     if shown.devices:
-        lines.append(heads(of_devices, ""))
+        lines.append(heads(of_devices, "", 1))
         lines += [Line(spans_of(of_devices, device_cells(one), False, pen)) for one in shown.devices]
     shown_columns = columns(pen, shown.is_compared)
-    lines.append(heads(shown_columns, view.disks.sort))
+    lines.append(heads(shown_columns, view.disks.sort, 1))
     end = STUCK_FRAME + stuck_lines(pen.height)
     for number in range(shown.first, min(len(rows), shown.first + end - len(lines))):
         chosen = number == shown.cursor
@@ -99,31 +100,31 @@ def _nothing(shown: DisksPicture, common: Common) -> Sequence[str]:
     return (_NO_ROW,) if shown.listed.every else ("No disk has a request.",)
 
 
-def device_columns(pen: Pen) -> list[Column]:
+def device_columns(pen: Pen) -> list[Heading]:
     """Return the columns about disks that there is room for."""
     numbers = [
-        Column("r/s", "r/s", 6),
-        Column("w/s", "w/s", 6),
-        Column("rMB/s", "rMB/s", 6),
-        Column("wMB/s", "wMB/s", 6),
-        Column("QUEUED", "QUEUED", 6),
-        Column("IN-DISK", "IN-DISK", 7),
-        Column("%UTIL", "%UTIL", 5),
+        Heading("r/s", 6, sort="r/s"),
+        Heading("w/s", 6, sort="w/s"),
+        Heading("rMB/s", 6, sort="rMB/s"),
+        Heading("wMB/s", 6, sort="wMB/s"),
+        Heading("QUEUED", 6, sort="QUEUED"),
+        Heading("IN-DISK", 7, sort="IN-DISK"),
+        Heading("%UTIL", 5, sort="%UTIL"),
         *_times(pen),
     ]
-    return [Column("DISK", "DISK", _disk_width(numbers, pen), False), *numbers]
+    return [Heading("DISK", _disk_width(numbers, pen), left=True, sort="DISK"), *numbers]
 
 
-def _times(pen: Pen) -> list[Column]:
+def _times(pen: Pen) -> list[Heading]:
     wide = pen.width >= _P99_WIDTH
     made = [
-        Column("QUEUE p99<=" if wide else "QUEUE<=", "QUEUE", 11 if wide else 7),
-        Column("DISK p99<=" if wide else "DISK<=", "DEVICE", 10 if wide else 6),
+        Heading("QUEUE p99<=" if wide else "QUEUE<=", 11 if wide else 7, sort="QUEUE"),
+        Heading("DISK p99<=" if wide else "DISK<=", 10 if wide else 6, sort="DEVICE"),
     ]
-    return [*made, Column("MAX", "MAX", 6)] if pen.width >= _MAX_WIDTH else made
+    return [*made, Heading("MAX", 6, sort="MAX")] if pen.width >= _MAX_WIDTH else made
 
 
-def _disk_width(others: Sequence[Column], pen: Pen) -> int:
+def _disk_width(others: Sequence[Heading], pen: Pen) -> int:
     left = pen.width - 2 - sum(column.width + 1 for column in others)
     return max(_LEAST_DISK, min(_MOST_DISK, left))
 
@@ -146,21 +147,21 @@ def device_cells(row: DeviceRow) -> dict[str, tuple[str, str]]:
     }
 
 
-def columns(pen: Pen, is_compared: bool) -> list[Column]:
+def columns(pen: Pen, is_compared: bool) -> list[Heading]:
     """Return the columns about requests that there is room for."""
     has_room = not is_compared or pen.width >= _P99_WIDTH
-    numbers = [*(CHANGES if is_compared else ()), Column("REQ/S", "REQ/S", 6)]
-    numbers += [Column("MB/S", "MB/S", 6)] * has_room
-    numbers += [Column("TIME", "TIME", 6), *_times(pen)]
-    numbers += [Column("NOW", "NOW", 6)] * has_room
+    numbers = [*(CHANGES if is_compared else ()), Heading("REQ/S", 6, sort="REQ/S")]
+    numbers += [Heading("MB/S", 6, sort="MB/S")] * has_room
+    numbers += [Heading("TIME", 6, sort="TIME"), *_times(pen)]
+    numbers += [Heading("NOW", 6, sort="NOW")] * has_room
     operation, disk = 10, 16 if pen.width >= _P99_WIDTH else _LEAST_DISK
     left = pen.width - 3 - operation - 1 - disk - sum(column.width + 1 for column in numbers)
     who = max(1, min(_MOST_WHO, left))
     return [
-        Column("OP", "OP", operation, False),
-        Column("DISK", "DISK", disk, False),
+        Heading("OP", operation, left=True, sort="OP"),
+        Heading("DISK", disk, left=True, sort="DISK"),
         *numbers,
-        Column("WHO", "WHO", who, False),
+        Heading("WHO", who, left=True, sort="WHO"),
     ]
 
 

@@ -11,10 +11,11 @@ from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
 from offtop.model.windows.heat import Heat
+from offtop.ui.kit.columns import Heading, heads
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
-from offtop.ui.panes.columns import CHANGES, Column, change_cells, heads, megabytes, spans_of
+from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
@@ -41,7 +42,7 @@ def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     if not rows:
         return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(shown, common))]
     shown_columns = columns(pen, shown.is_compared)
-    lines.append(heads(shown_columns, view.files.sort))
+    lines.append(heads(shown_columns, view.files.sort, 1))
     room = stuck_lines(pen.height)
     for number in range(shown.first, min(len(rows), shown.first + room)):
         chosen = number == shown.cursor
@@ -97,28 +98,28 @@ def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
     return ("No process works on a file.",)
 
 
-def columns(pen: Pen, is_compared: bool) -> list[Column]:
+def columns(pen: Pen, is_compared: bool) -> list[Heading]:
     """Return the columns that there is room for."""
     wide = pen.width >= _P50_WIDTH
-    numbers = [*(CHANGES if is_compared else ()), Column("CALLS/S", "CALLS/S", 7)]
+    numbers = [*(CHANGES if is_compared else ()), Heading("CALLS/S", 7, sort="CALLS/S")]
     if not is_compared or pen.width >= _P50_WIDTH:
-        numbers.append(Column("MB/S", "MB/S", 6))
-    numbers.append(Column("TIME", "TIME", 6))
+        numbers.append(Heading("MB/S", 6, sort="MB/S"))
+    numbers.append(Heading("TIME", 6, sort="TIME"))
     if pen.width >= _OFF_CPU_WIDTH:
-        numbers.append(Column("%OFF-CPU" if wide else "%OFF", "%OFF-CPU", 8 if wide else 4))
+        numbers.append(Heading("%OFF-CPU" if wide else "%OFF", 8 if wide else 4, sort="%OFF-CPU"))
     if wide:
-        numbers.append(Column("p50<=", "P50", 6))
-    numbers += [Column("p99<=", "P99", 6), Column("MAX", "MAX", 6)]
+        numbers.append(Heading("p50<=", 6, sort="P50"))
+    numbers += [Heading("p99<=", 6, sort="P99"), Heading("MAX", 6, sort="MAX")]
     if pen.width >= _NOW_WIDTH:
-        numbers.append(Column("NOW", "NOW", 6))
+        numbers.append(Heading("NOW", 6, sort="NOW"))
     operation = 15 if wide else 9
     left = pen.width - 2 - operation - 1 - sum(column.width + 1 for column in numbers)
     who = min(_MOST_WHO, max(0, (left - 2) * 2 // 5))
     if left - 2 - who < _LEAST_FILE:
         who = 0
     file = max(1, left - (who + 1 if who else 0))
-    made = [Column("OP", "OP", operation, False), Column("FILE", "FILE", file, False), *numbers]
-    return [*made, Column("WHO", "WHO", who, False)] if who else made
+    made = [Heading("OP", operation, left=True, sort="OP"), Heading("FILE", file, left=True, sort="FILE"), *numbers]
+    return [*made, Heading("WHO", who, left=True, sort="WHO")] if who else made
 
 
 def cells(row: FileRow) -> dict[str, tuple[str, str]]:
