@@ -22,6 +22,7 @@ from offtop.errors import KernelError, PrivilegeError, UsageError
 from offtop.kernel.bpf import probes
 from offtop.kernel.bpf.libbpf import KernelTypes
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.threads import status_of
 from offtop.model.values.container import container, label
 from offtop.model.values.snapshot import OUTSIDE
@@ -165,7 +166,7 @@ class _Process(NamedTuple):
 
 def _processes_below() -> Iterator[_Process]:
     """Yield all processes that are in a namespace below ours. Raises PrivilegeError."""
-    for pid in _pids():
+    for pid in sorted(every_pid()):
         with suppress(OSError):  # it has exited
             ids = _ids(str(pid))
             if len(ids) > 1:
@@ -185,7 +186,7 @@ def _containers_named(name: str, below: Collection[_Process]) -> set[tuple[int, 
 def _no_container_error(asked: str, name: str, pid: int, below: Collection[_Process]) -> UsageError:
     here = {one.shown_name for one in below if one.namespaces[1:] == ()}
     known = f" Containers here: {_shortened(sorted(here))}" if here else " No container here has its own pid namespace"
-    if any(str(one) == name or _is_called(_cgroup(one), name) for one in _pids()):
+    if any(str(one) == name or _is_called(_cgroup(one), name) for one in every_pid()):
         return UsageError(f"{asked}: it has no pid namespace of its own. Use the pid seen here: -p {pid}")
     return UsageError(
         f"{asked}: no such container. Name it by its id or name, or by the pid of a process in it.{known}"
@@ -204,10 +205,6 @@ def _is_called(cgroup: str, name: str) -> bool:
 def _shortened(words: Iterable[str]) -> str:
     listed = [*words]
     return ", ".join(listed[:_MOST_LISTED]) + (", …" if len(listed) > _MOST_LISTED else "")
-
-
-def _pids() -> list[int]:
-    return sorted(int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
 
 
 def _cgroup(pid: int) -> str:

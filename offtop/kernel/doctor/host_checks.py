@@ -22,6 +22,7 @@ from offtop.kernel.bpf import pid_namespace as namespace
 from offtop.kernel.bpf.distribution import confinement_remedy, install_command
 from offtop.kernel.bpf.program import DEFAULT_UNWIND
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.printable import printable
 
@@ -158,7 +159,7 @@ def programs_by_unwind_information() -> tuple[list[str], list[str], list[str]]:
     seen: set[tuple[int, int]] = set()
     reads = GuardedReads()
     opens = reads.channel(_OPEN_S)
-    for process in [one / "exe" for one in Path("/proc").iterdir() if one.name.isdecimal()]:
+    for process in [Path(f"/proc/{pid}/exe") for pid in every_pid()]:
         try:
             (device, inode, _, _), fd = opens.open(process, str(process))
         except TimeoutError:

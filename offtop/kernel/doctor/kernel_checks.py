@@ -18,6 +18,7 @@ from offtop.kernel.bpf.privileges import CAPABILITIES
 from offtop.kernel.bpf.program import possible_cpus
 from offtop.kernel.bpf.switch_maps import MapInternals, map_internals, safe_maps
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.scope import within
 from offtop.units import size
 
@@ -391,7 +392,7 @@ def registers() -> Check:
 
 def other_processes(held: frozenset[str]) -> Check:
     """Check whether other processes may be traced, by opening the memory of each."""
-    results = [probes.memory_of(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdecimal()]
+    results = [*map(probes.memory_of, every_pid())]
     results = [failed for failed in results if failed != errno.ESRCH]  # kernel threads, and exited processes
     closed = results.count(errno.EPERM)
     if not closed:

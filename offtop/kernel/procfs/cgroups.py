@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.procfs.direct_reads import read_content
+
 _PREFERRED = ("name=systemd", "cpu", "memory", "pids")
 """Hierarchies of version 1, those first whose path is most informative about what a process belongs to."""
 _CONTROLLERS = frozenset({"cpu", "memory", "pids"})
@@ -72,7 +74,7 @@ def mounted() -> tuple[Mount, ...]:
 
     Read once: machines do not change their layout while they run.
     """
-    return mounts_of(_content("/proc/self/mountinfo"))
+    return mounts_of(read_content("/proc/self/mountinfo"))
 
 
 def mounts_of(mountinfo: bytes) -> tuple[Mount, ...]:
@@ -94,7 +96,7 @@ def content_of(pid: int) -> bytes:
     In version 1 the kernel reports `/` for a thread that has exited. So if only the main thread of the process has
     exited, the file of another thread is read.
     """
-    content = _content(f"/proc/{pid}/cgroup")
+    content = read_content(f"/proc/{pid}/cgroup")
     v1 = [path for hierarchies, path in lines_of(content) if hierarchies]
     threads = Path(f"/proc/{pid}/task")
     if not v1 or not all(map(_is_root, v1)) or not _has_exited(threads / str(pid)):
@@ -103,7 +105,7 @@ def content_of(pid: int) -> bytes:
         living = [thread for thread in threads.iterdir() if not _has_exited(thread)]
     except OSError:
         return content
-    return next(filter(None, (_content(thread / "cgroup") for thread in living)), content)
+    return next(filter(None, (read_content(thread / "cgroup") for thread in living)), content)
 
 
 def cgroup_of(content: bytes, mounts: Sequence[Mount] = ()) -> str:
@@ -152,7 +154,7 @@ def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
 
 def _has_exited(thread: Path) -> bool:
     # The name may contain brackets: the state follows the last one (fs/proc/array.c).
-    return _content(thread / "stat").rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"], [])
+    return read_content(thread / "stat").rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"], [])
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +184,7 @@ def _quota_v2(directory: Path) -> Quota | None:
 
     See Documentation/admin-guide/cgroup-v2.rst.
     """
-    match _content(directory / "cpu.max").split():
+    match read_content(directory / "cpu.max").split():
         case [quota_us, period_us] if quota_us != b"max":
             return _quota(quota_us, period_us, directory, b"throttled_usec", 1000)
         case _:
@@ -191,7 +193,8 @@ def _quota_v2(directory: Path) -> Quota | None:
 
 def _quota_v1(directory: Path) -> Quota | None:
     """Read cpu.cfs_quota_us, -1 without a quota (Documentation/scheduler/sched-bwc.rst)."""
-    match [*_content(directory / "cpu.cfs_quota_us").split(), *_content(directory / "cpu.cfs_period_us").split()]:
+    quota, period = (read_content(directory / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
+    match [*quota, *period]:
         case [quota_us, period_us] if quota_us != b"-1":
             return _quota(quota_us, period_us, directory, b"throttled_time", 1)
         case _:
@@ -203,7 +206,7 @@ def _quota(quota_us: bytes, period_us: bytes, directory: Path, time_key: bytes, 
 
     `time_key`: key of the throttled time in cpu.stat, which is in units of `unit_ns`.
     """
-    words = _content(directory / "cpu.stat").split()
+    words = read_content(directory / "cpu.stat").split()
     try:
         counters = {word: int(value) for word, value in zip(words[::2], words[1::2], strict=True)}
         found = Quota(
@@ -217,23 +220,6 @@ def _quota(quota_us: bytes, period_us: bytes, directory: Path, time_key: bytes, 
     except (KeyError, ValueError):  # the cgroup was removed while it was read
         return None
     return found if found.period_ns > 0 else None
-
-
-def _content(path: str | Path) -> bytes:
-    """Read a file; empty if it does not exist, is not readable, or is not a valid path."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return b""
-    content = b""
-    try:
-        while part := os.read(fd, 1 << 16):
-            content += part
-    except OSError:
-        pass  # it was removed while it was read
-    finally:
-        os.close(fd)
-    return content
 
 
 def _unescaped(field: bytes) -> str:

@@ -6,14 +6,8 @@ Nothing here calls into a file system, which may hang: it reads only the links i
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 _PART = 256
-
-
-def every_pid() -> list[int]:
-    """Return the PIDs of all processes."""
-    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
+from offtop.kernel.procfs.direct_reads import read_content
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
-from offtop.kernel.procfs.threads import fields_of
+from offtop.kernel.procfs.threads import EXITED, fields_of
 from offtop.model.values.catalog import Catalog, Details
 from offtop.model.values.stack import UNREAD
 from offtop.worker import Rest, Worker
@@ -35,8 +36,6 @@ _CMDLINE_S = 1.0
 _LONGEST_CMDLINE = 4096
 """Bytes."""
 _LONGEST_FILE = 1 << 16
-_EXITED = b"ZX"
-"""States of a thread that has exited (fs/proc/array.c)."""
 
 
 class Reading(NamedTuple):
@@ -163,7 +162,7 @@ def reading(reads: Channel, pid: int) -> Reading | None:
     began = _began(pid)
     if not began:
         return None
-    uid = _effective_uid(_content(pid, "status"))
+    uid = _effective_uid(read_content(f"/proc/{pid}/status", _LONGEST_FILE))
     details = Details(
         user="" if uid < 0 else _user_name(uid),
         cmdline=_command_line(reads, pid),
@@ -178,8 +177,8 @@ def _began(pid: int) -> bytes:
 
     A zombie counts as exited, but a process of which only the main thread has exited does not.
     """
-    fields = _content(pid, f"task/{pid}/stat").rpartition(b")")[2].split()
-    if len(fields) < 20 or (fields[0] in _EXITED and int(fields[17]) <= 1):
+    fields = read_content(f"/proc/{pid}/task/{pid}/stat", _LONGEST_FILE).rpartition(b")")[2].split()
+    if len(fields) < 20 or (fields[0].decode() in EXITED and int(fields[17]) <= 1):
         return b""
     return fields[19]
 
@@ -209,20 +208,3 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _content(pid: int, name: str, most: int = _LONGEST_FILE) -> bytes:
-    """Read a file of /proc/PID; empty if there is no such file, or if we may not read it."""
-    try:
-        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    content = b""
-    try:
-        while len(content) < most and (part := os.read(fd, most - len(content))):  # mostly a page at a time
-            content += part
-    except OSError:
-        pass  # the process has just exited: the caller discards the result
-    finally:
-        os.close(fd)
-    return content

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.threads import fields_of
+from offtop.kernel.procfs.threads import EXITED, fields_of
 from offtop.model.values.catalog import ThreadKey
 
 _STATUS_BYTES = 1 << 14
 _PART = 64
 _MOST_THREADS = 4096
-_EXITED = "ZX"
 
 
 def statuses(reads: Channel, pid: int, tids: Iterable[int]) -> dict[int, Mapping[str, str]]:
@@ -25,7 +24,7 @@ def statuses(reads: Channel, pid: int, tids: Iterable[int]) -> dict[int, Mapping
         paths = [f"/proc/{pid}/task/{tid}/status" for tid in part]
         for tid, content in zip(part, reads.ask(pid, "contents", paths, _STATUS_BYTES), strict=True):
             fields = fields_of(content)
-            if fields.get("State", "Z")[0] not in _EXITED:
+            if fields.get("State", "Z")[0] not in EXITED:
                 found[tid] = fields
     return found
 

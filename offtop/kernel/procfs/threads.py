@@ -37,7 +37,8 @@ _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD (include/linux/sched.h)."""
 ENTRY = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}.get(platform.machine(), "__se_sys_")
 """Prefix of the kernel functions that implement system calls."""
-_EXITED = "ZXx"
+EXITED = "ZXx"
+"""States of a thread that has exited (fs/proc/array.c)."""
 READY = "R"
 """State of a thread that is on a CPU or on the run queue: /proc does not distinguish them."""
 _STATES = {**MASKS, "D": 0x2, "I": 0x402}
@@ -236,7 +237,7 @@ def read_state(root: str, key: ThreadKey) -> ThreadState | None:
     directory = f"{root}/{key.pid}/task/{key.tid}"
     name, _, rest = read_file(f"{directory}/stat").rpartition(b")")
     state = _state(rest)
-    if state in _EXITED:
+    if state in EXITED:
         return None
     comm, began_ns = os.fsdecode(name.partition(b"(")[2]), _began_ns(rest)
     if state == READY:

@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import every_pid, last_part, locks_in, open_in
+from offtop.kernel.procfs.open_files import last_part, locks_in, open_in
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker

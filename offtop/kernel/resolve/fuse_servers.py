@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from offtop.kernel.procfs import mounts
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import every_pid, open_in
+from offtop.kernel.procfs.open_files import open_in
 from offtop.kernel.resolve.blocked import OF_DESCRIPTOR, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_SYSTEM, Blocker

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel.bpf import layout
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
-from offtop.kernel.procfs.open_files import every_pid, fd_directory, last_part, locks_in, open_in
+from offtop.kernel.procfs.open_files import fd_directory, last_part, locks_in, open_in
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.model.values.catalog import Catalog

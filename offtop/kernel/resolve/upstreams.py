@@ -20,8 +20,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import every_pid, open_in
+from offtop.kernel.procfs.open_files import open_in
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn

@@ -23,6 +23,7 @@ from offtop.kernel.bpf import libbpf
 from offtop.kernel.bpf.distribution import confinement_remedy
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Program
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.model.values.snapshot import Filters
 
@@ -204,7 +205,7 @@ def _candidates(program: str, pids: Collection[int], reads: Channel) -> Sequence
         return [(pid, _of_process(pid, reads)) for pid in pids]
     if "/" in program:
         return [(0, [_of_path(program)])]
-    every = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]
+    every = every_pid()
     named = [pid for pid in every if program in _names(pid)]
     running = [pid for pid in named if not pids or pid in pids]
     if running:

@@ -14,13 +14,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 from offtop.kernel.binary.files import VDSO, VDSO_32, File, Files, MappedFile, Mapping
 from offtop.kernel.binary.perf_map import PerfMap
 from offtop.kernel.bpf import probes
 from offtop.kernel.bpf.layout import EXACT
+from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.model.values.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, UNREAD, Frame
 from offtop.printable import printable
@@ -359,8 +359,7 @@ def denied_access(reads: Channel) -> Literal["", "memory", "mappings"]:
     Empty if it may read everything. With CAP_PERFMON alone, some kernels allow reading the mappings (87ad827a2780).
     """
     found: Literal["", "mappings"] = ""
-    listed = {int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()}
-    for pid in listed | {1}:  # PID 1 always exists, even if /proc is mounted with hidepid
+    for pid in {*every_pid(), 1}:  # PID 1 always exists, even if /proc is mounted with hidepid
         if probes.memory_of(pid) == errno.EPERM:
             found = "mappings"
             with suppress(OSError):  # it has exited, it protects itself, or reads of it hang
