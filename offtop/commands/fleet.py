@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import itertools
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from offtop.commands import choices, option_groups
 from offtop.commands.run import flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, UsageError, warn
+from offtop.remote.ssh import as_root, ssh_words
 from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not imported at run time, so that --help is fast
@@ -26,8 +26,6 @@ _MISSING = (
     "packages and make install have it"
 )
 
-_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec "$0" "$@"; fi; exec sudo "$0" "$@"'
-"""sudo may ask for a password: there is a terminal."""
 _SSH_FAILED = 255
 
 
@@ -66,7 +64,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
 
     settings = loaded.settings
     environment = {**os.environ}  # with NO_COLOR
-    live, recording = live_command(args), RecordingCommand(args)
+    live, ssh = live_command(args), ssh_words(args.ssh_command)
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
     app = FleetApp(
         reader,
@@ -74,7 +72,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
         tuple(choices.category_rules().ids),
         _cause_names(),
         lambda host: run_in_terminal([*live, f"--host={host}"], environment),
-        lambda host, at_ns: run_in_terminal(recording.of(host, at_ns), environment),
+        lambda host, at_ns: run_in_terminal(recording_command(args, ssh, host, at_ns), environment),
         theme_name=look.theme,
         ascii_only=look.ascii_only,
         mouse=settings.mouse,
@@ -99,27 +97,17 @@ def live_command(args: argparse.Namespace) -> list[str]:
     return [*python, sys.argv[0], *option_groups.look_arguments(args), *option_groups.ssh_arguments(args)]
 
 
-class RecordingCommand:
-    """The command that shows what the agent of a host has recorded. It runs on that host, in a terminal of ssh."""
+def recording_command(args: argparse.Namespace, ssh: Sequence[str], host: str, at_ns: int) -> list[str]:
+    """Return the command that shows what the agent of a host has recorded, from a moment on (CLOCK_REALTIME).
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Raises UsageError if --ssh-command is not a command."""
-        from offtop.remote.ssh import ssh_words
-
-        self._ssh = ssh_words(args.ssh_command) if args.ssh_command is not None else ("ssh",)
-        self._sudo, self._offtop = args.sudo_command, args.remote_offtop or "offtop"
-        # A config file is of this machine.
-        self._look = [one for one in option_groups.look_arguments(args) if not one.startswith("--config=")]
-
-    def of(self, host: str, at_ns: int) -> list[str]:
-        """Return the command for a host, from a moment on (CLOCK_REALTIME)."""
-        moment = datetime.fromtimestamp(at_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        start = [self._offtop, "replay", "latest", f"--begin={moment}", *self._look]
-        if self._sudo is None:
-            there = shlex.join(["sh", "-c", _AS_ROOT, *start])
-        else:
-            there = f"{self._sudo} {shlex.join(start)}".lstrip()
-        return [*self._ssh, "-t", "-a", "-x", "-o", "ClearAllForwardings=yes", "--", host, there]
+    It runs on that host, in a terminal of `ssh`.
+    """
+    moment = datetime.fromtimestamp(at_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # A config file is of this machine.
+    look = [one for one in option_groups.look_arguments(args) if not one.startswith("--config=")]
+    command = [args.remote_offtop or "offtop", "replay", "latest", f"--begin={moment}", *look]
+    there = as_root(command, args.sudo_command, "sudo")  # which may ask for a password: there is a terminal
+    return [*ssh, "-t", "-a", "-x", "-o", "ClearAllForwardings=yes", "--", host, there]
 
 
 def run_in_terminal(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ def opened(
     target = Target(
         args.host,
         record_arguments(args, loaded),
-        ssh_words(args.ssh_command) if args.ssh_command is not None else ("ssh",),
+        ssh_words(args.ssh_command),
         args.sudo_command,
         args.remote_offtop or "offtop",
     )

@@ -20,7 +20,6 @@ _OPTIONS = (
 )
 _UNATTENDED = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 UNATTENDED_ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
-_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec "$0" "$@"; fi; exec sudo -n "$0" "$@"'
 _LONGEST_TEXT = 300
 _STATUSES: Mapping[int, type[OfftopError]] = {one.status: one for one in (UsageError, PrivilegeError, KernelError)}
 _OWN = "offtop: "
@@ -47,10 +46,7 @@ class Target:
     @property
     def remote_command(self) -> str:
         """The command for the login shell there."""
-        start = [self.offtop, "record", *self.arguments]
-        if self.sudo is None:
-            return shlex.join(["sh", "-c", _AS_ROOT, *start])
-        return f"{self.sudo} {shlex.join(start)}".lstrip()
+        return as_root([self.offtop, "record", *self.arguments], self.sudo, "sudo -n")
 
     def command(self, may_ask: bool) -> list[str]:
         """Return the command to run here; `may_ask`: a person is there who can answer questions of ssh."""
@@ -58,8 +54,20 @@ class Target:
         return [*self.ssh, *_OPTIONS, *unattended, "--", self.host, self.remote_command]
 
 
-def ssh_words(text: str) -> Sequence[str]:
-    """Split the --ssh-command. Raises UsageError."""
+def as_root(command: Sequence[str], become: str | None, usual: str) -> str:
+    """Return what a login shell there runs, so that root runs `command`.
+
+    `become`: what is written before the command; None: `usual`, unless the login is root's.
+    """
+    if become is not None:
+        return f"{become} {shlex.join(command)}".lstrip()
+    return shlex.join(["sh", "-c", f'if [ "$(id -u)" = 0 ]; then exec "$0" "$@"; fi; exec {usual} "$0" "$@"', *command])
+
+
+def ssh_words(text: str | None) -> Sequence[str]:
+    """Split the --ssh-command; None: it is not given. Raises UsageError."""
+    if text is None:
+        return ("ssh",)
     try:
         words = shlex.split(text)
     except ValueError as wrong:

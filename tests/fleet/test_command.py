@@ -14,10 +14,10 @@ import pytest
 
 from offtop import paths
 from offtop.commands import option_groups, options
-from offtop.commands.fleet import RecordingCommand, live_command, run_in_terminal
-from offtop.errors import UsageError
+from offtop.commands.fleet import live_command, recording_command, run_in_terminal
 from offtop.fleet.reports import FleetObject
 from offtop.recording.replay import RecordedSource
+from offtop.remote.ssh import ssh_words
 from tests import sshd
 from tests.command import call
 from tests.fleet.api import FORTY, Machine, Reply, Request, always, fleet, serving
@@ -138,15 +138,13 @@ def test_every_option_about_the_look_is_passed_on() -> None:
 
 def test_recording_of_a_host_is_replayed_there_from_the_moment_on() -> None:
     at_ns = 1_764_210_600 * 10**9
-    plain = RecordingCommand(options.fleet().parse_args(["x", "--ascii", "--config=a"])).of("db7", at_ns)
+    plain = recording_command(options.fleet().parse_args(["x", "--ascii", "--config=a"]), ["ssh"], "db7", at_ns)
     assert plain[:-1] == ["ssh", "-t", "-a", "-x", "-o", "ClearAllForwardings=yes", "--", "db7"]
     assert plain[-1].endswith("offtop replay latest --begin=2025-11-27T02:30:00Z --ascii")
-    given = ["--ssh-command=ssh -p 7", "--sudo-command=doas", "--remote-offtop=/o p"]
-    other = RecordingCommand(options.fleet().parse_args(["x", *given])).of("db7", at_ns)
+    given = ["--sudo-command=doas", "--remote-offtop=/o p"]
+    other = recording_command(options.fleet().parse_args(["x", *given]), ["ssh", "-p", "7"], "db7", at_ns)
     assert other[:4] == ["ssh", "-p", "7", "-t"]
     assert other[-1] == "doas '/o p' replay latest --begin=2025-11-27T02:30:00Z"
-    with pytest.raises(UsageError, match="--ssh-command is empty"):
-        RecordingCommand(options.fleet().parse_args(["x", "--ssh-command="]))
 
 
 def test_recording_is_replayed_over_a_real_ssh(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -159,8 +157,8 @@ def test_recording_is_replayed_over_a_real_ssh(tmp_path: Path, capfd: pytest.Cap
         with contextlib.closing(RecordedSource(paths.demo())) as source:
             recorded = source.recorded
         assert recorded
-        given = ["--ssh-command", server.ssh, "--remote-offtop", str(tmp_path / "offtop-there")]
-        command = RecordingCommand(options.fleet().parse_args(["x", *given]))
-        run_in_terminal(command.of("db7", recorded.ended_ns - 3 * 10**9), {**os.environ, "TZ": "UTC"})
+        args = options.fleet().parse_args(["x", "--remote-offtop", str(tmp_path / "offtop-there")])
+        command = recording_command(args, ssh_words(server.ssh), "db7", recorded.ended_ns - 3 * 10**9)
+        run_in_terminal(command, {**os.environ, "TZ": "UTC"})
         shown = capfd.readouterr().out
         assert 2 <= shown.count("offtop - ") <= 5
