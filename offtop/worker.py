@@ -1,6 +1,7 @@
 """A thread that serves requests in the background, and the lock that it shares with its callers."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -60,6 +61,10 @@ class Worker:
                     continue
                 self.is_busy = True
             yield found
+
+    def queued(self, queue: deque[_Request]) -> Iterator[_Request]:
+        """Iterate over the requests in `queue`, which the lock guards, until close(). For the thread."""
+        return self.requests(lambda: queue.popleft() if queue else Rest())
 
     def rest(self, seconds: float) -> bool:
         """Sleep, but only until close(); return whether it is still open. For the thread."""

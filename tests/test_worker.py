@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offtop.worker import Rest, Worker
+from offtop.worker import Worker
 
 SECONDS = 10.0
 
@@ -29,7 +29,7 @@ class Squares:
             assert self.worker.changed.wait_for(lambda: not (self.queue or self.worker.is_busy), SECONDS)
 
     def _run(self, worker: Worker) -> None:
-        for number in worker.requests(lambda: self.queue.popleft() if self.queue else Rest()):
+        for number in worker.queued(self.queue):
             self.found.append(self._square(number))
 
 

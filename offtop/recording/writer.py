@@ -26,7 +26,7 @@ from offtop.printable import printable
 from offtop.recording import file_format
 from offtop.recording.tick_encoder import WHOLE_NS, Rows, TickEncoder, TickRows
 from offtop.units import NS_PER_S, size
-from offtop.worker import Rest, Worker
+from offtop.worker import Worker
 
 KEEP_NS = 48 * 3600 * NS_PER_S
 MOST_BYTES = 2 << 30
@@ -200,7 +200,7 @@ class Recorder:
         return about | {f"{file_format.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
 
     def _write_all(self, database: sqlite3.Connection, worker: Worker) -> None:
-        for written in worker.requests(lambda: self._queue.popleft() if self._queue else Rest()):
+        for written in worker.queued(self._queue):
             self._write_tick(database, written)
         while self._queue:  # when close() was called
             self._write_tick(database, self._queue.popleft())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from offtop.errors import OfftopError, UsageError
 from offtop.kernel.binary.confinement import RefusedError, report_of
 from offtop.kernel.sandbox import Sandbox
-from offtop.worker import Rest, Worker
+from offtop.worker import Worker
 
 FOUND, FAILED, UNKNOWN = "found", "failed", "unknown"
 """Answers of the child: it fetched the file; a server did not answer; no server has the file."""
@@ -117,7 +117,7 @@ class DebugFiles:
 
     def _run(self, worker: Worker) -> None:
         tried = set[str]()
-        for wanted in worker.requests(lambda: self._queue.popleft() if self._queue else Rest()):
+        for wanted in worker.queued(self._queue):
             path = self.directory / ".build-id" / wanted.build_id[:2] / f"{wanted.build_id[2:]}.debug"
             if wanted.build_id not in tried:
                 tried.add(wanted.build_id)

@@ -7,6 +7,7 @@ round takes more than 0.16 s, because it pauses for 3 s at most. If there are to
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.values.waits import ARGUMENTS, READY_NS, SWITCHED_OUT_NS, Waits
-from offtop.worker import Rest, Worker
+from offtop.worker import Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
 """How long a round waits for one read of another process, and for all reads that miss their deadline."""
@@ -71,8 +72,8 @@ class BlockersWorker:
             Gils(self._reads, cpython_frames, self._worker.rest).find,
         )
         self._quotas = quotas
-        self._asked: tuple[list[Blocked], Sequence[int]] | None = None
-        """Waits that another thread or process must end, and processes with a thread in the run queue."""
+        self._latest = deque[tuple[list[Blocked], Sequence[int]]](maxlen=1)
+        """The latest request: waits that others must end, and processes with a thread in the run queue."""
         self._found: Mapping[ThreadKey, Found] = {}
         self._throttled: Mapping[int, str] = {}
         """PID → cgroup."""
@@ -100,7 +101,7 @@ class BlockersWorker:
             return
         self._skipped += skipped
         with self._worker.changed:
-            self._asked = asked, ready
+            self._latest.append((asked, ready))
             self._worker.wake()
 
     def publish(self, waiting: Waits) -> Blockers:
@@ -126,15 +127,9 @@ class BlockersWorker:
         """Ask the worker to stop, and return immediately. May be called twice."""
         self._worker.close()
 
-    def _next(self) -> tuple[list[Blocked], Sequence[int]] | Rest:
-        if self._asked is None:
-            return Rest()
-        asked, self._asked = self._asked, None
-        return asked
-
     def _run(self, worker: Worker) -> None:
         before: Mapping[ThreadKey, Found] = {}
-        for asked, ready in worker.requests(self._next):
+        for asked, ready in worker.queued(self._latest):
             began_s = time.thread_time()
             self._reads.refill()
             found: dict[ThreadKey, Found] = {}

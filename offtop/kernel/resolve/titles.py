@@ -7,7 +7,7 @@ on those with a title, whatever they do: these about once a second, the others o
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from offtop.model.values.blockers import Blockers
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.waits import CALL, Waits
-from offtop.worker import Rest, Worker
+from offtop.worker import Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.1, 0.3
 """How long a round waits for one read, and for all reads that miss their deadline."""
@@ -40,8 +40,8 @@ class TitlesWorker:
         """pid → title, raw. Each change makes a new object."""
         self._catalog = catalog
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
-        self._asked: tuple[list[int], Collection[int]] | None = None
-        """Processes that wait, and processes that are blockers."""
+        self._latest = deque[tuple[list[int], Collection[int]]](maxlen=1)
+        """The latest request: processes that wait, and processes that are blockers."""
         self._read_s: dict[int, float] = {}
         """When each process was last read (time.monotonic())."""
         self._untitled = Counter[str]()
@@ -54,7 +54,7 @@ class TitlesWorker:
         pids = np.unique(rows[rows[:, CALL] != -1, 0]).tolist()
         named = {one.pid for some in blockers.values() for one in some}
         with self._worker.changed:
-            self._asked = [pid for pid in pids if pid not in PSEUDO_PIDS], named
+            self._latest.append(([pid for pid in pids if pid not in PSEUDO_PIDS], named))
             self._worker.wake()
 
     def close(self) -> None:
@@ -62,15 +62,9 @@ class TitlesWorker:
         self._worker.close()
 
     def _run(self, worker: Worker) -> None:
-        for pids, named in worker.requests(self._next):
+        for pids, named in worker.queued(self._latest):
             self._read_round(pids, named)
             worker.rest(_ROUND_S)
-
-    def _next(self) -> tuple[list[int], Collection[int]] | Rest:
-        if self._asked is None:
-            return Rest()
-        asked, self._asked = self._asked, None
-        return asked
 
     def _read_round(self, pids: Collection[int], named: Collection[int]) -> None:
         now_s = time.monotonic()
