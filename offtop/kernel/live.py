@@ -80,7 +80,6 @@ class LiveSource(LiveFeed):
         categories: Categories,
         filters: Filters,
         probe: str = "auto",
-        waking: bool = False,
         unwind: Unwind = DEFAULT_UNWIND,
         keep_ns: int = _KEEP_NS,
         debuginfod: Sequence[str] = (),
@@ -130,7 +129,7 @@ class LiveSource(LiveFeed):
                 filters = self._watch_functions(filters, found)
             self._initial = self._requested = filters
             defines = {**self._defines, "WITHIN": 1} if self._watched else self._defines
-            self._program = attach(found, probe, waking=waking, defines=defines, unwind=unwind)
+            self._program = attach(found, probe, defines=defines, unwind=unwind)
             self._cleanup.callback(self._program.close)
             loaded = Loaded(self._program, found, unwind, filters)
             self._parts = Parts(loaded, self._reads, categories, debuginfod, self._cleanup)

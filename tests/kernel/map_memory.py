@@ -6,6 +6,7 @@ import re
 import struct
 from collections import Counter
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ class MapMemory(NamedTuple):
 def of_this_machine() -> dict[str, MapMemory]:
     """Load the BPF programs, those for wakers included, and return the memory of each of their maps by its name."""
     before, sizes = _open(), map_sizes.for_machine()
-    with closing(program.attach(features.detect(libbpf.KernelTypes()), waking=True)) as attached:
+    found = replace(features.detect(libbpf.KernelTypes()), run_delay=None)  # the main program then has those for wakers
+    with closing(program.attach(found)) as attached:
         in_hash = not attached.in_task_storage
         maps = map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, in_hash=in_hash, waking=True)
         computed = {name if name == map_sizes.PER_CPU_ARRAYS else name[: _NAME_BYTES - 1]: size for name, size in maps}

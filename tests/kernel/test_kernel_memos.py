@@ -149,9 +149,10 @@ def test_that_kernel_stacks_cannot_be_verified_here_is_said() -> None:
         assert [one for one in live.source.notices if "Each kernel stack is unwound" in one]
 
 
-def test_records_in_a_hash_have_memos_too(waiter: Path) -> None:
+def test_records_in_a_hash_have_memos_too(waiter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container, and on kernels without task storage."""
-    with watch.watching(unwind=UNWIND, waking=True) as live, started(waiter, live) as child:
+    watch.without(monkeypatch, "task_storage")
+    with watch.watching(unwind=UNWIND) as live, started(waiter, live) as child:
         for _ in range(SETTLED):
             waits_at(live, child, b"g")
         assert waits_at(live, child, b"g") == {"nanosleep": WAITS}

@@ -175,35 +175,39 @@ def run(live: Watch, child: programs.Program) -> list[Window]:
 
 
 SWITCH_IN_PROBES = pytest.mark.parametrize(
-    ("probe", "waking"),
-    [("exit", False), ("exit", True), ("kprobe", False), ("kprobe", True), ("switch", True)],
+    ("probe", "may_store"),
+    [("exit", True), ("exit", False), ("kprobe", True), ("kprobe", False), ("switch", False)],
     ids=["exit", "exit, records by task", "kprobe", "kprobe, records by task", "switch, records by task"],
 )
 
 
 @contextmanager
-def watching(child: programs.Program, probe: str, waking: bool) -> Generator[Watch]:
+def watching(child: programs.Program, probe: str, may_store: bool) -> Generator[Watch]:
+    """Yield a live source; `may_store`: whether thread records may be in task storage."""
     if probe not in features.detect(libbpf.KernelTypes()).switch_in_probes:
         lacks(f"the switch-in probe {probe}")
-    with watch.watching_kernel_stacks(Filters(pids=(child.pid,)), probe=probe, waking=waking) as live:
-        yield live
+    with pytest.MonkeyPatch.context() as patch:
+        if not may_store:
+            watch.without(patch, "task_storage")
+        with watch.watching_kernel_stacks(Filters(pids=(child.pid,)), probe=probe) as live:
+            yield live
 
 
 @SWITCH_IN_PROBES
-def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, probe: str, waking: bool) -> None:
-    with bursts(binary, 300, "stay") as child, watching(child, probe, waking) as live:
+def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, probe: str, may_store: bool) -> None:
+    with bursts(binary, 300, "stay") as child, watching(child, probe, may_store) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
         assert len(found) == 300
         said_ns = sum(run_delay_ns(key) for key in found)
         assert sum(totals.runqueue_ns for totals in found.values()) == pytest.approx(said_ns, rel=0.02)
         assert said_ns > 3 * S, "they wait for each other"
-        assert waking or not lost(windows)
+        assert probe == "switch" or not lost(windows)
 
 
 @SWITCH_IN_PROBES
-def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path, probe: str, waking: bool) -> None:
-    with bursts(binary, 300, "end") as child, watching(child, probe, waking) as live:
+def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path, probe: str, may_store: bool) -> None:
+    with bursts(binary, 300, "end") as child, watching(child, probe, may_store) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
         assert len(found) == 300
@@ -213,14 +217,14 @@ def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path,
         assert sum(found[key].runqueue_ns for key in once) == pytest.approx(waited_ns, rel=0.02)
         assert all(found[key].offcpu_ns == found[key].runqueue_ns for key in once)
         assert not any(found[key].involuntary or found[key].preempted_ns for key in once)
-        assert waking or not lost(windows)
+        assert probe == "switch" or not lost(windows)
 
 
 @SWITCH_IN_PROBES
 @pytest.mark.usefixtures("off_the_last_cpu")
-def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, probe: str, waking: bool) -> None:
+def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, probe: str, may_store: bool) -> None:
     binary = programs.build(tmp_path / "behind", BEHIND, *_C)
-    with programs.running([binary]) as child, watching(child, probe, waking) as live:
+    with programs.running([binary]) as child, watching(child, probe, may_store) as live:
         live.tick()
         child.go_on_alone()
         windows, found = [live.tick(0.3)], list[ThreadKey]()
@@ -250,7 +254,7 @@ def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, prob
         assert found.runqueue_ns - rest_ns == pytest.approx(child.at["waited"], rel=0.02)
         assert found.waits - found.involuntary == 1
         assert found.max_ns == pytest.approx(child.at["waited"], rel=0.02)
-        assert waking or not lost(windows)
+        assert probe == "switch" or not lost(windows)
 
 
 def run_delay_ns(key: ThreadKey) -> int:

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -39,9 +40,9 @@ def found() -> Features:
 
 
 _WAYS = [
-    *((probe, False, True) for probe in SWITCH_IN_PROBES),
-    *(("exit", True, True), ("kprobe", True, True)),  # `switch` has sched_waking in any case
-    ("exit", False, False),
+    *((probe, "") for probe in SWITCH_IN_PROBES),
+    *(("exit", "run_delay"), ("kprobe", "run_delay")),  # `switch` has sched_waking in any case
+    ("exit", "task_storage"),
 ]
 
 
@@ -49,15 +50,15 @@ _WAYS = [
 def through(request: pytest.FixtureRequest) -> Generator[Watch]:
     """Yield a live source with one of the switch-in probes.
 
-    Run queue time is from sched_waking or from the kernel; thread records are in task storage if the kernel may create
-    it in a switch.
+    Run-queue time is from sched_waking if the kernel lacks run_delay, and thread records are in a hash map if it lacks
+    task storage.
     """
-    probe, waking, may_store = request.param
+    probe, lacking = request.param
     demand(probe)
     with pytest.MonkeyPatch.context() as patch:
-        if not may_store:
-            watch.without(patch, "task_storage")
-        with watch.watching(probe=probe, waking=waking) as live:
+        if lacking:
+            watch.without(patch, lacking)
+        with watch.watching(probe=probe) as live:
             assert live.last.probe == probe
             with waits.running("sleep", times=10_000, each_ms=5) as child:
                 child.go()
@@ -279,17 +280,19 @@ def test_a_ping_pong_has_as_many_waits_as_the_kernel_counts_with_every_probe(thr
 
 
 @pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
-def test_run_queue_time_from_wakeups_matches_the_kernels_count(probe: str, tmp_path: Path) -> None:
+def test_run_queue_time_from_wakeups_matches_the_kernels_count(
+    probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     demand(probe)
     if found().run_delay is None:
         lacks("its own count of run-queue time")
     spin = programs.build(tmp_path / "spin", SPIN)
-    with (
-        waits.running("sleep", times=23, each_ms=10) as sleeper,
-        programs.running([spin]) as spinner,
-        watch.watching_kernel_stacks() as by_count,
-        watch.watching_kernel_stacks(probe=probe, waking=True) as by_wakings,
-    ):
+    with ExitStack() as stack:
+        sleeper = stack.enter_context(waits.running("sleep", times=23, each_ms=10))
+        spinner = stack.enter_context(programs.running([spin]))
+        by_count = stack.enter_context(watch.watching_kernel_stacks())
+        watch.without(monkeypatch, "run_delay")
+        by_wakings = stack.enter_context(watch.watching_kernel_stacks(probe=probe))
         for pid in (sleeper.pid, spinner.pid):
             os.sched_setaffinity(pid, {last_cpu()})
         os.sched_setscheduler(sleeper.pid, os.SCHED_BATCH, os.sched_param(0))  # it never preempts the spinner

@@ -144,7 +144,6 @@ class Watch:
 def watching(
     filters: Filters = Filters(),
     probe: str = "auto",
-    waking: bool = False,
     keep_ns: int = 900 * S,
     unwind: Unwind = _UNWIND,
     mode: str = OFFCPU,
@@ -160,7 +159,7 @@ def watching(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(user_stacks, "_PATIENCE_S", _PATIENCE_S)
         source = LiveSource(
-            *(rules(), filters, probe, waking, unwind, keep_ns),
+            *(rules(), filters, probe, unwind, keep_ns),
             mode=mode,
             depth=depth,
             budget_pct=budget_pct,
@@ -185,7 +184,7 @@ def without(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
     find = features.detect
 
     def found(types: libbpf.KernelTypes) -> Features:
-        return replace(find(types), **{feature: False})
+        return replace(find(types), **{feature: None})
 
     monkeypatch.setattr(features, "detect", found)
 

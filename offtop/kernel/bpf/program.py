@@ -308,16 +308,15 @@ def attach(
     features: Features,
     probe: str = "auto",
     sizes: Sizes | None = None,
-    waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
     unwind: Unwind = DEFAULT_UNWIND,
     recompile: bool = False,
 ) -> Program:
     """Compile and attach with the first switch-in probe that works. On failure, nothing stays attached.
 
-    `probe`: `auto` or one of features.SWITCH_IN_PROBES. `waking`: take run-queue time from sched_waking even if the
-    kernel counts it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`:
-    how user stacks are unwound. `recompile`: compile even if the program is in the cache.
+    `probe`: `auto` or one of features.SWITCH_IN_PROBES. `defines`: additional macros (pid_namespace.defines, and
+    WITHIN if calls are traced). `unwind`: how user stacks are unwound. `recompile`: compile even if the program is in
+    the cache.
     Raises OfftopError with the remedy.
     """
     sizes = sizes or map_sizes.for_machine()
@@ -330,7 +329,7 @@ def attach(
     for candidate in switch_in_probes:
         for way in ways:  # a better probe matters more than complete user stacks
             try:
-                program = _attach_with_any_loops(candidate, features, sizes, waking, defines, way, recompile)
+                program = _attach_with_any_loops(candidate, features, sizes, defines, way, recompile)
             except KernelError as error:
                 failures.append(error)
                 continue
@@ -425,12 +424,11 @@ def _attach_with_probe(
     probe: str,
     features: Features,
     sizes: Sizes,
-    waking: bool,
     defines: Mapping[str, int],
     unwind: Unwind,
     recompile: bool,
 ) -> Program:
-    waking = waking or features.needs_waking or probe == "switch"
+    waking = features.needs_waking or probe == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
     kfuncs = [defines[name] for name in pid_namespace.FUNCTIONS if name in defines]
     if probe in SWITCH_IN_TRACEPOINTS:
