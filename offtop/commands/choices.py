@@ -17,8 +17,7 @@ from offtop.model.aggregate.filter_syntax import FilterError, parse, quoted
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.classify import categories
 from offtop.model.classify import suspect_weights as weights_file
-from offtop.model.values.disks import DISK, LIST_MODES
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_MODES
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
@@ -152,10 +151,10 @@ def first_view(
     """Return the first view of the screen. `lists`: those of LIST_MODES whose list can be shown."""
     from offtop.model.aggregate import disk_rows, file_rows
     from offtop.model.aggregate.steps import Shape
-    from offtop.model.viewmodel.view import CATEGORIES, DISKS, FILES, STUCK, DisksView, FilesView, TreeView, View
+    from offtop.model.viewmodel.view import CATEGORIES, MODE_OF_LIST, STUCK, DisksView, FilesView, TreeView, View
 
     settings = loaded.settings
-    pane_of_mode = {mode: pane for mode, pane in ((FILE, FILES), (DISK, DISKS)) if mode in lists}
+    pane_of_mode = {mode: pane for pane, mode in MODE_OF_LIST.items() if mode in lists}
     return View(
         filters=filters,
         delay_ns=settings.delay_ns,

@@ -19,6 +19,7 @@ from offtop.feed.pace import Pace, Recorder
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.list_rows import activity_of, rows_of
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
 from offtop.model.classify.categories import Categories
@@ -38,7 +39,6 @@ from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import TreeView, View
 from offtop.model.windows.breakdown import ALL, Scope
 from offtop.model.windows.history import HistoryTick, moved_in
-from offtop.reports.list_rows import rows_of
 from offtop.reports.tick import Tick, in_progress, now_of, passing, pids_of, stacks_of
 from offtop.reports.tick_rows import waiters
 from offtop.reports.tick_text import stacks_of_suspects, tick_text
@@ -192,7 +192,9 @@ class _Printer:
 
     def _rows_folded(self, tick: Tick) -> Mapping[str, int]:
         window, wanted = tick.unfiltered.window, self._wanted
-        rows = [row.io for row in rows_of(window, wanted.listed, window.span_ns, wanted.filter).rows]
+        activity, filters = activity_of(window, wanted.listed), [wanted.filter]
+        listed = rows_of(activity, window.span_ns, window.catalog, filters, by_thread=True)
+        rows = [row.io for row in listed.rows]
         names, times = self._source.names, (window.taken_ns, window.span_ns)
         return folded.of_profile(
             profile_of_rows(rows, wanted.listed, window.catalog, names, "", *times, {}), wanted.style

@@ -8,6 +8,7 @@ from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.baseline_rows import LEAST
 from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.list_rows import activity_of, rows_of
 from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise, sampled
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.categories import Categories
@@ -22,7 +23,6 @@ from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.windows.breakdown import NO_PART, Part
 from offtop.model.windows.history import HistoryTick
 from offtop.printable import printable
-from offtop.reports.list_rows import is_counted, rows_of
 from offtop.reports.tick import passing
 from offtop.reports.whole import whole_of
 from offtop.units import duration, signed, threads
@@ -112,11 +112,12 @@ class _IoMeasures:
 
     def add(self, tick: HistoryTick) -> None:
         for mode in LIST_MODES:
-            if not is_counted(tick.header, mode):
+            activity = activity_of(tick.header, mode)
+            if activity is None:
                 continue
             self._spans_ns[mode] = self._spans_ns.get(mode, 0) + tick.span_ns
             sums = self._sums[mode]
-            for row in rows_of(tick.header, mode, tick.span_ns, self._chosen, by_thread=False).rows:
+            for row in rows_of(activity, tick.span_ns, tick.header.catalog, [self._chosen]).rows:
                 io = row.io
                 name, part = f"{io.process}: {io.what}", Part(io.totals.calls, io.totals.total_ns, io.totals.max_ns)
                 sums[name] = sums.get(name, NO_PART).plus(part._replace(histogram=row.totals.histogram))

@@ -13,6 +13,7 @@ from offtop.export.profile import Profile, profile_of, profile_of_rows
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.list_rows import activity_of, rows_of
 from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
@@ -26,7 +27,6 @@ from offtop.model.windows.history import HistoryTick
 from offtop.person import Person, write_theirs, writing_theirs
 from offtop.printable import printable
 from offtop.reports import batch
-from offtop.reports.list_rows import is_counted, rows_of
 from offtop.reports.tick import passing
 from offtop.reports.wanted import Wanted
 from offtop.reports.whole import INTERRUPTED, not_gathered, whole_of
@@ -99,13 +99,13 @@ def profile_of_list(
 
     def count(tick: HistoryTick) -> None:
         nonlocal counted_ns
-        counted_ns += tick.span_ns if is_counted(tick.window, mode) else 0
+        counted_ns += tick.span_ns if activity_of(tick.window, mode) else 0
 
     cause_finder = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen, each=count).window
     if not counted_ns:
         raise OfftopError(f"No {_LISTED[mode]} were counted then. Record with --mode {mode}, or choose another time")
-    listed = rows_of(whole, mode, counted_ns, chosen)
+    listed = rows_of(activity_of(whole, mode), counted_ns, whole.catalog, [chosen], by_thread=True)
     if listed.unsuited:
         warn(f"offtop: {ignored_words(listed.unsuited)}")
     if listed.elided_rows:

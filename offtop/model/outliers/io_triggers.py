@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 
-from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
-from offtop.model.aggregate.file_rows import FileRow, file_rows
+from offtop.model.aggregate.disk_rows import DiskRow
+from offtop.model.aggregate.file_rows import FileRow
+from offtop.model.aggregate.list_rows import activity_of, rows_of
 from offtop.model.outliers.trigger import EVENTS, MAX, NOW, Trigger
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import FILE
 from offtop.model.values.outlier import MOST_WHAT, SlowIo
 from offtop.model.windows.history import HistoryTick
 from offtop.units import NS_PER_S
 
 Measured = tuple[float, str, SlowIo | None]
 """Value of the metric; category, or operation; the slowest file operation or request."""
-_Rows = Sequence[FileRow] | Sequence[DiskRow]
 
 
 def measured_io(trigger: Trigger, tick: HistoryTick) -> dict[str, Measured]:
@@ -22,17 +21,11 @@ def measured_io(trigger: Trigger, tick: HistoryTick) -> dict[str, Measured]:
     If it judges neither single calls nor programs that it names, all programs are together under the empty name.
     """
     by_program: dict[str, list[FileRow | DiskRow]] = {}
-    for row in _rows(trigger.io, tick):
+    activity = activity_of(tick.header, trigger.io)
+    for row in rows_of(activity, tick.span_ns, tick.header.catalog, ()).rows:
         if trigger.names(row.io.process):
             by_program.setdefault(row.io.process if trigger.judges_each or trigger.program else "", []).append(row)
     return {program: _measured(trigger, rows, tick.span_ns) for program, rows in by_program.items()}
-
-
-def _rows(mode: str, tick: HistoryTick) -> _Rows:
-    header = tick.header
-    if mode == FILE:
-        return file_rows(header.files, tick.span_ns, header.catalog, ()).rows if header.files else ()
-    return disk_rows(header.disks, tick.span_ns, header.catalog, ()).rows if header.disks else ()
 
 
 def _measured(trigger: Trigger, rows: Sequence[FileRow | DiskRow], span_ns: int) -> Measured:

@@ -1,21 +1,20 @@
 """Comparison of file operations, or of requests to disks, with the baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, BaselineTable, Change
-from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
-from offtop.model.aggregate.file_rows import FileRow, file_rows
-from offtop.model.values.disks import DISK, LIST_MODES
-from offtop.model.values.files import FILE
-from offtop.model.viewmodel.view import FILES, View
+from offtop.model.aggregate.disk_rows import DiskRow
+from offtop.model.aggregate.file_rows import FileRow
+from offtop.model.aggregate.list_rows import rows_of
+from offtop.model.values.disks import LIST_MODES
+from offtop.model.viewmodel.view import FILES, MODE_OF_LIST, View
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import PartTuple
 
-_NOUNS = dict(zip(LIST_MODES, ("file operations", "requests to disks"), strict=True))
+_NOUNS: Mapping[str, str] = dict(zip(LIST_MODES, ("file operations", "requests to disks"), strict=True))
 Row = TypeVar("Row", FileRow, DiskRow)
-_Rows = Sequence[FileRow] | Sequence[DiskRow]
 
 
 class IoCompared(NamedTuple):
@@ -46,7 +45,7 @@ class IoComparison:
         if about != self._about:
             self._about, self._table = about, _table_of(baseline, view)
         if self._table is None:
-            return rows, IoCompared(why_not=f"the baseline has no {_NOUNS[FILE if view.focus == FILES else DISK]}")
+            return rows, IoCompared(why_not=f"the baseline has no {_NOUNS[MODE_OF_LIST[view.focus]]}")
         by_key: dict[Any, Row] = {row.key: row for row in rows}
         table = {key: _part_of(row) for key, row in by_key.items()}
         are_pids_valid = not baseline.file
@@ -64,25 +63,17 @@ class IoComparison:
 
 def _table_of(baseline: Baseline, view: View) -> BaselineTable[Any] | None:
     """Return the baseline's rows of each part in which they were counted; None if there is no such part."""
+    counted, filters = baseline.files if view.focus == FILES else baseline.disks, row_filters(view)
     parts = [
-        (span_ns, rows)
-        for number, span_ns in enumerate(baseline.spans_ns)
-        if (rows := _rows(baseline, number, view)) is not None
+        (span_ns, rows_of(activity, span_ns, baseline.catalog, filters, by_thread=view.disks.by_thread).rows)
+        for span_ns, activity in zip(baseline.spans_ns, counted, strict=True)
+        if activity is not None
     ]
     if not parts:
         return None
     names = {row.key: _name_of(row) for _, rows in parts for row in rows}
     tables = [{row.key: _part_of(row) for row in rows} for _, rows in parts]
     return BaselineTable([span_ns for span_ns, _ in parts], tables, names.__getitem__)
-
-
-def _rows(baseline: Baseline, number: int, view: View) -> _Rows | None:
-    span_ns, filters = baseline.spans_ns[number], row_filters(view)
-    if view.focus == FILES:
-        files = baseline.files[number]
-        return None if files is None else file_rows(files, span_ns, baseline.catalog, filters).rows
-    disks, by_thread = baseline.disks[number], view.disks.by_thread
-    return None if disks is None else disk_rows(disks, span_ns, baseline.catalog, filters, by_thread=by_thread).rows
 
 
 def _part_of(row: FileRow | DiskRow) -> PartTuple:

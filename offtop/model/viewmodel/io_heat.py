@@ -1,18 +1,15 @@
 """The heat map of file operations, or of requests to disks: of all that pass the filter, or of one row."""
 
-from collections.abc import Sequence
-
-from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
-from offtop.model.aggregate.file_rows import FileRow, file_rows
+from offtop.model.aggregate.list_rows import activity_of, rows_of
 from offtop.model.values.disks import DiskKey
 from offtop.model.values.files import FileKey
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.viewmodel.view import FILES, View
+from offtop.model.viewmodel.view import MODE_OF_LIST
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows import heat as heats
 from offtop.model.windows.heat import Heat
-from offtop.model.windows.history import History, HistoryTick
+from offtop.model.windows.history import History
 
 _MOST_ROWS = 20_000
 """Of ticks that are looked at for one picture, some 0.1 s; others follow in the next ones."""
@@ -34,36 +31,19 @@ class IoHeats:
         if selection != self._selection:
             self._selection, self._histograms = selection, {}
         ticks = self._history.last(columns * room.heat_cell_ns, end_ns)
-        left = _MOST_ROWS
+        mode, left = MODE_OF_LIST[view.focus], _MOST_ROWS
         for tick in reversed(ticks):
-            many = _rows_in(tick, view)
-            if many is None or tick.number in self._histograms:
+            activity = activity_of(tick.header, mode)
+            if activity is None or tick.number in self._histograms:
                 continue
             if left <= 0:
                 break
-            left -= many
-            self._histograms[tick.number] = sum(
-                one.totals.histogram for one in _rows_of(tick, view) if row in (None, one.key)
-            )
+            left -= len(activity.totals)
+            catalog, filters = tick.header.catalog, row_filters(view)
+            listed = rows_of(activity, tick.span_ns, catalog, filters, by_thread=view.disks.by_thread)
+            self._histograms[tick.number] = sum(one.totals.histogram for one in listed.rows if row in (None, one.key))
         oldest = self._history.oldest
         if oldest:
             self._histograms = {number: one for number, one in self._histograms.items() if number >= oldest.number}
-        counted = {tick.number for tick in ticks if _rows_in(tick, view) is not None}
+        counted = {tick.number for tick in ticks if activity_of(tick.header, mode) is not None}
         return heats.heat(ticks, self._histograms, counted, columns, room.heat_cell_ns, end_ns, rows)
-
-
-def _rows_in(tick: HistoryTick, view: View) -> int | None:
-    """Return how many rows a tick has; None: what is listed was not counted then."""
-    header = tick.header
-    activity = header.files if view.focus == FILES else header.disks
-    return None if activity is None else len(activity.totals)
-
-
-def _rows_of(tick: HistoryTick, view: View) -> Sequence[FileRow] | Sequence[DiskRow]:
-    """Return the rows of a tick that pass the filter."""
-    header, filters = tick.header, row_filters(view)
-    if view.focus == FILES:
-        return file_rows(header.files, tick.span_ns, header.catalog, filters).rows if header.files else ()
-    if header.disks is None:
-        return ()
-    return disk_rows(header.disks, tick.span_ns, header.catalog, filters, by_thread=view.disks.by_thread).rows

@@ -4,6 +4,7 @@ drilling.py has the keys of the list, panes.py those of other panes, and view_ch
 """
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from offtop.model.aggregate.budget import Rate
 from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT
@@ -16,8 +17,8 @@ from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.disks import DiskKey
-from offtop.model.values.files import FileKey
+from offtop.model.values.disks import DISK, DiskKey
+from offtop.model.values.files import FILE, FileKey
 from offtop.model.values.snapshot import OUTSIDE, Filters
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
 from offtop.model.viewmodel.alike import Alike
@@ -36,6 +37,8 @@ STUCK, OUTLIERS, FILES, DISKS = "stuck", "outliers", "files", "disks"
 """Panes that can have the focus."""
 WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS, FILES, DISKS)
 """Panes that take the whole screen."""
+MODE_OF_LIST = MappingProxyType({FILES: FILE, DISKS: DISK})
+"""Panes whose list is not about waits → their mode: what is counted only while it is needed."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
 LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)

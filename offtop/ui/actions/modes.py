@@ -6,16 +6,13 @@ The mode is shown at once; the source collects its data a little later.
 from collections.abc import Callable
 from functools import partial
 from threading import Lock, Thread, current_thread
-from types import MappingProxyType
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.outliers.trigger import io_modes
-from offtop.model.values.disks import DISK
-from offtop.model.values.files import FILE
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import disk_list, drilling, file_list, panes
-from offtop.model.viewmodel.view import DISKS, FILES, View
+from offtop.model.viewmodel.view import DISKS, FILES, MODE_OF_LIST, View
 from offtop.ui.actions.display import Display
 
 _ALREADY = {
@@ -25,8 +22,6 @@ _ALREADY = {
     CHAIN: "the chains are shown already: 1 returns to off-CPU mode",
 }
 _ALREADY_SAMPLED = "this is off-CPU mode already: 5 lists waits in progress; wakers (2) need BPF"
-_COUNTED = MappingProxyType({FILES: FILE, DISKS: DISK})
-"""Lists of what is counted only while it is needed: View.focus → mode."""
 
 
 class Modes:
@@ -34,7 +29,7 @@ class Modes:
         self._display, self._source = display, source
         self._requested: dict[str, Callable[[], None]] = {}
         """What to request from the source next, by kind: the later of two requests replaces the earlier one."""
-        self._counted = {display.view.focus} & {*_COUNTED}
+        self._counted = {display.view.focus} & {*MODE_OF_LIST}
         self._refused = set[str]()
         """Kinds that the source refused when they were last requested."""
         self._lock = Lock()
@@ -79,7 +74,7 @@ class Modes:
     def follow(self, view: View) -> None:
         """Have file operations and requests to disks counted while a list or a trigger needs them, and only then."""
         judged = io_modes(view.triggers)
-        wanted = {one for one, mode in _COUNTED.items() if one == view.focus or mode in judged}
+        wanted = {one for one, mode in MODE_OF_LIST.items() if one == view.focus or mode in judged}
         if view.focus in self._refused:  # the list is opened again
             self._counted.discard(view.focus)
             self._refused.discard(view.focus)
@@ -125,7 +120,7 @@ class Modes:
         return None
 
     def _show_refusal(self, kind: str, reason: str) -> None:
-        if kind in _COUNTED:
+        if kind in MODE_OF_LIST:
             if self._display.view.focus == kind:
                 self._display.set_view(panes.off_cpu_panes(self._display.view))
         elif self._display.picture and self._display.picture.common.sampling:  # sampling /proc never supports it
