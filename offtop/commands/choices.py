@@ -149,7 +149,8 @@ def first_view(
     lists: Collection[str] = LIST_MODES,
 ) -> "View":
     """Return the first view of the screen. `lists`: those of LIST_MODES whose list can be shown."""
-    from offtop.model.aggregate import disk_rows, file_rows
+    from offtop.model.aggregate.disk_rows import DISK_SORTS
+    from offtop.model.aggregate.file_rows import FILE_SORTS
     from offtop.model.aggregate.steps import Shape
     from offtop.model.viewmodel.view import CATEGORIES, MODE_OF_LIST, STUCK, DisksView, FilesView, TreeView, View
 
@@ -167,8 +168,10 @@ def first_view(
         idle_shown=settings.idle,
         sort=settings.sort,
         reverse=settings.reverse,
-        files=FilesView(sort=file_rows.sort_for(settings.sort), reverse=settings.reverse),
-        disks=DisksView(sort=disk_rows.sort_for(settings.sort), reverse=settings.reverse, by_thread=settings.threads),
+        files=FilesView(sort=FILE_SORTS.column_for(settings.sort), reverse=settings.reverse),
+        disks=DisksView(
+            sort=DISK_SORTS.column_for(settings.sort), reverse=settings.reverse, by_thread=settings.threads
+        ),
         names=settings.names,
         latency=settings.latency,
         hidden=settings.hidden,

@@ -13,8 +13,8 @@ import numpy as np
 
 from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate import location
-from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT, disk_rows
-from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT, file_rows
+from offtop.model.aggregate.disk_rows import disk_rows
+from offtop.model.aggregate.file_rows import file_rows
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.aggregate.waker_rows import by_wake
@@ -310,7 +310,7 @@ def _file_lines(window: Window, counted_ns: int) -> list[str]:
     """Return the file operations with the most time. `counted_ns`: the span in which they were counted."""
     if window.files is None:
         return []
-    listed = file_rows(window.files, counted_ns, window.catalog, (), DEFAULT_FILE_SORT, False)
+    listed = file_rows(window.files, counted_ns, window.catalog, ())
     head = f"FILE OPERATIONS, counted for {duration(counted_ns)}, most time first; all with: replay --mode file"
     return [head, *file_table.table(listed, counted_ns, _ROWS), ""]
 
@@ -319,7 +319,7 @@ def _disk_lines(window: Window, counted_ns: int) -> list[str]:
     """Return the disks, and the requests with the most time. `counted_ns`: the span in which they were counted."""
     if window.disks is None:
         return []
-    listed = disk_rows(window.disks, counted_ns, window.catalog, (), DEFAULT_DISK_SORT)
+    listed = disk_rows(window.disks, counted_ns, window.catalog, ())
     head = f"REQUESTS TO DISKS, counted for {duration(counted_ns)}, most time first; all with: replay --mode disk"
     return [head, *disk_table.table(listed, counted_ns, _ROWS), ""]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, sort_for
+from offtop.model.aggregate.disk_rows import DISK_SORTS, DeviceRow, DiskRow, DiskRows, disk_rows
 from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity, DiskTotals, device_text
@@ -61,10 +61,8 @@ def table(listed: DiskRows, span_ns: int, most_rows: int | None = None) -> Itera
 
 
 def _listed(tick: Tick, activity: DiskActivity, sort: str, reverse: bool, *, by_thread: bool) -> DiskRows:
-    window = tick.unfiltered.window
-    return disk_rows(
-        activity, window.span_ns, window.catalog, [tick.filter], sort_for(sort), reverse, by_thread=by_thread
-    )
+    window, column = tick.unfiltered.window, DISK_SORTS.column_for(sort)
+    return disk_rows(activity, window.span_ns, window.catalog, [tick.filter], column, reverse, by_thread=by_thread)
 
 
 def _device_line(row: DeviceRow) -> str:

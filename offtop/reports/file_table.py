@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET
 
-from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, sort_for
+from offtop.model.aggregate.file_rows import FILE_SORTS, FileRow, FileRows, file_rows
 from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity
@@ -53,8 +53,8 @@ def table(listed: FileRows, span_ns: int, most_rows: int | None = None) -> Itera
 
 
 def _listed(tick: Tick, activity: FileActivity, sort: str, reverse: bool) -> FileRows:
-    window = tick.unfiltered.window
-    return file_rows(activity, window.span_ns, window.catalog, [tick.filter], sort_for(sort), reverse)
+    window, column = tick.unfiltered.window, FILE_SORTS.column_for(sort)
+    return file_rows(activity, window.span_ns, window.catalog, [tick.filter], column, reverse)
 
 
 def _line(row: FileRow) -> str:

@@ -1,15 +1,14 @@
 """Rows of requests to disks: one for each disk, and one for each operation that a process or thread had done on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
-from offtop.model.aggregate.io_rows import IoRows
+from offtop.model.aggregate.io_rows import IoRows, Sorts
 from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
@@ -80,8 +79,8 @@ class DeviceRow(NamedTuple):
         return number * NS_PER_S / self.span_ns if self.span_ns else 0.0
 
 
-_NUMBERS: Mapping[str, Callable[[DiskRow], float]] = MappingProxyType(
-    {
+DISK_SORTS: Sorts[DiskRow] = Sorts(
+    numbers={
         "TIME": lambda row: row.totals.outstanding_ns,
         "REQ/S": lambda row: row.totals.requests,
         "MB/S": lambda row: row.totals.bytes,
@@ -90,15 +89,10 @@ _NUMBERS: Mapping[str, Callable[[DiskRow], float]] = MappingProxyType(
         "MAX": lambda row: row.totals.max_ns,
         "NOW": lambda row: row.totals.now_ns,
         CHANGE: lambda row: abs(row.change.by) if row.change else 0.0,
-    }
+    },
+    texts={"OP": lambda row: row.key.operation, "DISK": lambda row: row.disk, "WHO": lambda row: row.who},
+    elsewhere={"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "REQ/S", "P99": "DEVICE", "NAME": "DISK", "PID": "WHO"},
 )
-_TEXTS: Mapping[str, Callable[[DiskRow], str]] = MappingProxyType(
-    {"OP": lambda row: row.key.operation, "DISK": lambda row: row.disk, "WHO": lambda row: row.who}
-)
-DISK_SORTS = (*_NUMBERS, *_TEXTS)
-"""Columns by which the rows can be sorted: numbers largest first, texts ascending."""
-DEFAULT_DISK_SORT = DISK_SORTS[0]
-_SORTS_ELSEWHERE = {"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "REQ/S", "P99": "DEVICE", "NAME": "DISK", "PID": "WHO"}
 _WORDS: WordFilter[DiskRow] = WordFilter(
     texts={
         "dev": lambda row, _: (row.disk,),
@@ -138,12 +132,12 @@ def disk_rows(
     span_ns: int,
     catalog: Catalog,
     filters: Sequence[Filter],
-    sort: str = DEFAULT_DISK_SORT,
+    sort: str = DISK_SORTS.default,
     reverse: bool = False,
     *,
     by_thread: bool = False,
 ) -> DiskRows:
-    """Return the disks, and the rows that pass all filters. `sort`: one of DISK_SORTS."""
+    """Return the disks, and the rows that pass all filters. `sort`: one of DISK_SORTS.columns."""
     totals: dict[DiskKey, DiskTotals] = {}
     tids: dict[DiskKey, set[int]] = {}
     for one, numbers in activity.totals.items():
@@ -161,7 +155,7 @@ def disk_rows(
         what = activity.name(key.device), program, len(tids[key]), span_ns
         every.append(DiskRow(key, numbers, *what, of_rows.get(key, ())))
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
-    rows = in_order(rows, sort, reverse)
+    rows = DISK_SORTS.in_order(rows, sort, reverse)
     devices = [
         DeviceRow(device, activity.name(device), sums, span_ns)
         for device, sums in activity.devices.items()
@@ -177,18 +171,6 @@ def disk_rows(
         NO_REQUESTS if is_filtered else activity.elided,
         devices,
     )
-
-
-def in_order(rows: Sequence[DiskRow], sort: str, reverse: bool) -> list[DiskRow]:
-    if sort in _NUMBERS:
-        return sorted(rows, key=lambda row: (_NUMBERS[sort](row), row.totals.outstanding_ns), reverse=not reverse)
-    return sorted(rows, key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
-
-
-def sort_for(sort: str) -> str:
-    """Return the column that stands for one of rows.SORTS."""
-    found = _SORTS_ELSEWHERE.get(sort, sort.upper())
-    return found if found in DISK_SORTS else DEFAULT_DISK_SORT
 
 
 def _process(pid: int, catalog: Catalog) -> str:

@@ -1,14 +1,13 @@
 """Rows of file operations: one for each operation that a process did on a file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
-from offtop.model.aggregate.io_rows import IoRows
+from offtop.model.aggregate.io_rows import IoRows, Sorts
 from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
@@ -65,8 +64,8 @@ class FileRow(NamedTuple):
         return f"{self.process}({self.key.pid})"
 
 
-_NUMBERS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
-    {
+FILE_SORTS: Sorts[FileRow] = Sorts(
+    numbers={
         "TIME": lambda row: row.totals.total_ns,
         "CALLS/S": lambda row: row.totals.calls,
         "MB/S": lambda row: row.totals.bytes,
@@ -76,15 +75,10 @@ _NUMBERS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
         "MAX": lambda row: row.totals.max_ns,
         "NOW": lambda row: row.totals.now_ns,
         CHANGE: lambda row: abs(row.change.by) if row.change else 0.0,
-    }
+    },
+    texts={"OP": lambda row: row.key.operation, "FILE": lambda row: row.name, "WHO": lambda row: row.who},
+    elsewhere={"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "CALLS/S", "NAME": "FILE", "PID": "WHO"},
 )
-_TEXTS: Mapping[str, Callable[[FileRow], str]] = MappingProxyType(
-    {"OP": lambda row: row.key.operation, "FILE": lambda row: row.name, "WHO": lambda row: row.who}
-)
-FILE_SORTS = (*_NUMBERS, *_TEXTS)
-"""Columns by which the rows can be sorted: numbers largest first, texts ascending."""
-DEFAULT_FILE_SORT = FILE_SORTS[0]
-_SORTS_ELSEWHERE = {"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "CALLS/S", "NAME": "FILE", "PID": "WHO"}
 _WORDS: WordFilter[FileRow] = WordFilter(
     texts={
         "file": lambda row, _: (row.name, row.name.rpartition("/")[2]),
@@ -123,17 +117,17 @@ def file_rows(
     span_ns: int,
     catalog: Catalog,
     filters: Sequence[Filter],
-    sort: str = DEFAULT_FILE_SORT,
+    sort: str = FILE_SORTS.default,
     reverse: bool = False,
 ) -> FileRows:
-    """Return the rows that pass all filters. `sort`: one of FILE_SORTS."""
+    """Return the rows that pass all filters. `sort`: one of FILE_SORTS.columns."""
     stacks = by_row(activity.stacks)
     every = [
         _row(key, totals, activity, span_ns, catalog)._replace(stacks=stacks.get(key, ()))
         for key, totals in activity.totals.items()
     ]
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
-    rows = in_order(rows, sort, reverse)
+    rows = FILE_SORTS.in_order(rows, sort, reverse)
     return FileRows(
         rows,
         unsuited,
@@ -142,18 +136,6 @@ def file_rows(
         every,
         NO_CALLS if is_filtered else activity.elided,
     )
-
-
-def in_order(rows: Sequence[FileRow], sort: str, reverse: bool) -> list[FileRow]:
-    if sort in _NUMBERS:
-        return sorted(rows, key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)
-    return sorted(rows, key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
-
-
-def sort_for(sort: str) -> str:
-    """Return the column that stands for one of rows.SORTS."""
-    found = _SORTS_ELSEWHERE.get(sort, sort.upper())
-    return found if found in FILE_SORTS else DEFAULT_FILE_SORT
 
 
 def _row(key: FileKey, totals: FileTotals, activity: FileActivity, span_ns: int, catalog: Catalog) -> FileRow:

@@ -1,18 +1,17 @@
-"""The list of requests to disks on the screen, and the cursor."""
+"""The list of requests to disks on the screen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, in_order
+from offtop.model.aggregate.disk_rows import DISK_SORTS, DeviceRow, DiskRow, DiskRows, disk_rows
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.disks import added
 from offtop.model.values.stack import Names
-from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.io_comparison import IoComparison
 from offtop.model.viewmodel.io_list import IoPicture, counted_ticks, nearest, stack_tree
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.viewmodel.view import DISKS, DisksView, View
+from offtop.model.viewmodel.view import View
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.history import History
 
@@ -49,7 +48,7 @@ def disks_picture(
         activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse, by_thread=chosen.by_thread
     )
     rows, compared = comparison.of(view, listed.rows, span_ns)
-    rows = in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows
+    rows = DISK_SORTS.in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows
     listed = replace(listed, rows=rows)
     near = nearest([row.io for row in rows], chosen.near)
     near = next((number for number, row in enumerate(rows) if row.key.pid and row.key.pid == chosen.near_pid), near)
@@ -61,24 +60,3 @@ def disks_picture(
     shown = DisksPicture(listed, span_ns, cursor, first, opened, compared=compared, devices=devices)
     view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
     return view, replace(shown, tree=tree)
-
-
-def disks_or_not(view: View, near_pid: int) -> View:
-    """Open the list of requests to disks, or return to the previous pane. `near_pid`: the cursor starts there."""
-    if view.focus == DISKS:
-        return panes.off_cpu_panes(view)
-    return panes.at_list(replace(view, disks=replace(view.disks, cursor=None, near_pid=near_pid, near=None)), DISKS)
-
-
-def at_row(view: View, row: DiskRow | None) -> View:
-    """Move the cursor; None: it stays where it started."""
-    return replace(view, focus=DISKS, disks=replace(view.disks, cursor=row.key if row else None))
-
-
-def sorted_by(view: View, sort: str) -> View:
-    """Sort by one of DISK_SORTS; from the first row on."""
-    return replace(view, disks=DisksView(sort=sort, by_thread=view.disks.by_thread))
-
-
-def reversed_order(view: View) -> View:
-    return replace(view, disks=replace(view.disks, reverse=not view.disks.reverse))

@@ -1,17 +1,16 @@
-"""The list of file operations on the screen, and the cursor."""
+"""The list of file operations on the screen."""
 
 from dataclasses import dataclass, field, replace
 
-from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, in_order
+from offtop.model.aggregate.file_rows import FILE_SORTS, FileRow, FileRows, file_rows
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.files import added
 from offtop.model.values.stack import Names
-from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.io_comparison import IoComparison
 from offtop.model.viewmodel.io_list import IoPicture, counted_ticks, nearest, stack_tree
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.viewmodel.view import FILES, FilesView, View
+from offtop.model.viewmodel.view import View
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.history import History
 
@@ -36,7 +35,9 @@ def files_picture(
     chosen = view.files
     listed = file_rows(activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse)
     rows, compared = comparison.of(view, listed.rows, span_ns)
-    listed = replace(listed, rows=in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows)
+    listed = replace(
+        listed, rows=FILE_SORTS.in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows
+    )
     near = nearest([row.io for row in listed.rows], chosen.near)
     cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), near)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
@@ -44,24 +45,3 @@ def files_picture(
     shown = FilesPicture(listed, span_ns, cursor, first, opened, compared=compared)
     view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
     return view, replace(shown, tree=tree)
-
-
-def files_or_not(view: View) -> View:
-    """Open the list of file operations, or return to the previous pane."""
-    if view.focus == FILES:
-        return panes.off_cpu_panes(view)
-    return panes.at_list(view, FILES)
-
-
-def at_row(view: View, row: FileRow | None) -> View:
-    """Move the cursor; None: it stays on the first row."""
-    return replace(view, focus=FILES, files=replace(view.files, cursor=row.key if row else None))
-
-
-def sorted_by(view: View, sort: str) -> View:
-    """Sort by one of FILE_SORTS; from the first row on."""
-    return replace(view, files=FilesView(sort=sort))
-
-
-def reversed_order(view: View) -> View:
-    return replace(view, files=replace(view.files, reverse=not view.files.reverse))

@@ -1,12 +1,15 @@
-"""What keys do in a pane: tree, icicle, waits in progress or outliers."""
+"""What keys do in a pane: tree, icicle, waits in progress, outliers, file operations or requests to disks."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from offtop.model.aggregate import tree
+from offtop.model.aggregate.disk_rows import DISK_SORTS
+from offtop.model.aggregate.file_rows import FILE_SORTS
 from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import DiskKey
+from offtop.model.values.files import FILE, FileKey
 from offtop.model.values.outlier import SlowIo
 from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
@@ -21,6 +24,8 @@ from offtop.model.viewmodel.view import (
     STUCK,
     TREE,
     WHOLE_SCREEN,
+    DisksView,
+    FilesView,
     FlameView,
     OutliersView,
     StuckView,
@@ -57,7 +62,28 @@ def row_closed(view: View) -> View:
     return _with_io_list(view, opened=False)
 
 
-def _with_io_list(view: View, **changes: bool | int) -> View:
+def at_row(view: View, pane: str, key: FileKey | DiskKey) -> View:
+    """Move the cursor of the list of file operations or of requests to disks."""
+    return _with_io_list(replace(view, focus=pane), cursor=key)
+
+
+def rows_sorted_by(view: View, sort: str) -> View:
+    """Sort the list that has the focus, of file operations or of requests to disks; from the first row on.
+
+    `sort`: a column of the list, or one of rows.SORTS.
+    """
+    if view.focus == FILES:
+        return replace(view, files=FilesView(sort=FILE_SORTS.column_for(sort)))
+    return replace(view, disks=DisksView(sort=DISK_SORTS.column_for(sort), by_thread=view.disks.by_thread))
+
+
+def rows_reversed(view: View) -> View:
+    """Reverse the order of the list that has the focus, of file operations or of requests to disks."""
+    listed = view.files if view.focus == FILES else view.disks
+    return _with_io_list(view, reverse=not listed.reverse)
+
+
+def _with_io_list(view: View, **changes: object) -> View:
     """Change the list of file operations or of requests to disks, whichever has the focus."""
     if view.focus == FILES:
         return replace(view, files=replace(view.files, **changes))
@@ -86,8 +112,19 @@ def outliers_or_not(view: View) -> View:
     return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
 
 
-def at_list(view: View, pane: str) -> View:
-    """Open the list of file operations or of requests to disks."""
+def files_or_not(view: View) -> View:
+    """Open the list of file operations, or return to the previous pane."""
+    return off_cpu_panes(view) if view.focus == FILES else _at_io_list(view, FILES)
+
+
+def disks_or_not(view: View, near_pid: int) -> View:
+    """Open the list of requests to disks, or return to the previous pane. `near_pid`: the cursor starts there."""
+    if view.focus == DISKS:
+        return off_cpu_panes(view)
+    return _at_io_list(replace(view, disks=replace(view.disks, cursor=None, near_pid=near_pid, near=None)), DISKS)
+
+
+def _at_io_list(view: View, pane: str) -> View:
     return replace(view, came_from=came_from(view), focus=pane, path=(), zoomed=False)
 
 
@@ -122,11 +159,9 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
 
 def around_slow_io(view: View, one: Which, io: SlowIo, program: str) -> View:
     """Select the outlier's row in the list of file operations or of requests to disks. `program`: "" if unknown."""
-    view = at_list(replace(view, outliers=OutliersView(one), category=ALL), FILES if io.mode == FILE else DISKS)
-    rows = {"opened": False, "tree": False, "heat": False, "cursor": None, "near": (io.what, program)}
-    if view.focus == FILES:
-        return replace(view, files=replace(view.files, **rows))
-    return replace(view, disks=replace(view.disks, **rows, near_pid=0))
+    view = replace(view, outliers=OutliersView(one), category=ALL, disks=replace(view.disks, near_pid=0))
+    view = _at_io_list(view, FILES if io.mode == FILE else DISKS)
+    return _with_io_list(view, opened=False, tree=False, heat=False, cursor=None, near=(io.what, program))
 
 
 def around_hop(view: View, key: ThreadKey) -> View:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from offtop.model.aggregate.budget import Rate
-from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT
-from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT
+from offtop.model.aggregate.disk_rows import DISK_SORTS
+from offtop.model.aggregate.file_rows import FILE_SORTS
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
@@ -116,8 +116,8 @@ class FilesView(IoListView):
 
     cursor: FileKey | None = None
     """Row under the cursor; None: see `near`, otherwise the first."""
-    sort: str = DEFAULT_FILE_SORT
-    """One of file_rows.FILE_SORTS."""
+    sort: str = FILE_SORTS.default
+    """One of FILE_SORTS.columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class DisksView(IoListView):
     """Row under the cursor; None: see `near` and `near_pid`."""
     near_pid: int = 0
     """The cursor is at the first row of this process until it is moved; at the first row of all if there is none."""
-    sort: str = DEFAULT_DISK_SORT
-    """One of disk_rows.DISK_SORTS."""
+    sort: str = DISK_SORTS.default
+    """One of DISK_SORTS.columns."""
     by_thread: bool = False
     """List threads instead of processes."""
 
@@ -247,7 +247,7 @@ class View:
     """Whether everything shown is compared with the baseline."""
 
     @property
-    def io_list(self) -> IoListView | None:
+    def io_list(self) -> FilesView | DisksView | None:
         """The list of file operations or of requests to disks that has the focus."""
         return self.files if self.focus == FILES else self.disks if self.focus == DISKS else None
 

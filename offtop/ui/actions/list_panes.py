@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from offtop.model.aggregate.disk_rows import DiskRow
 from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.viewmodel import disk_list, file_list
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.tree_picture import TreePicture
-from offtop.model.viewmodel.view import DISKS, FILES, View
+from offtop.model.viewmodel.view import DISKS, FILES
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.rows_pane import StackRowsPane
 from offtop.ui.actions.sorting import Sorting
@@ -45,15 +44,9 @@ class FilesPane(StackRowsPane[FileRow]):
     def _in_full(self, picture: Picture, row: FileRow) -> list[Line]:
         return files.in_full(row, picture.common, self._pen)
 
-    def _rows(self, picture: Picture) -> Sequence[FileRow]:
-        return picture.files.listed.rows
-
     def _columns(self) -> Sequence[Heading]:
         picture = self._display.picture
         return files.columns(self._pen, picture is not None and picture.files.is_compared)
-
-    def _at_row(self, view: View, row: FileRow) -> View:
-        return file_list.at_row(view, row)
 
     def _text_of(self, row: FileRow) -> str:
         return files.text_of(row)
@@ -86,18 +79,12 @@ class DisksPane(StackRowsPane[DiskRow]):
     def _in_full(self, picture: Picture, row: DiskRow) -> list[Line]:
         return disks.in_full(row, picture.common, self._pen)
 
-    def _rows(self, picture: Picture) -> Sequence[DiskRow]:
-        return picture.disks.listed.rows
-
     def _above(self, picture: Picture) -> int:
         return picture.disks.device_lines
 
     def _columns(self) -> Sequence[Heading]:
         picture = self._display.picture
         return disks.columns(self._pen, picture is not None and picture.disks.is_compared)
-
-    def _at_row(self, view: View, row: DiskRow) -> View:
-        return disk_list.at_row(view, row)
 
     def _text_of(self, row: DiskRow) -> str:
         return disks.text_of(row)

@@ -11,7 +11,7 @@ from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.outliers.trigger import io_modes
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
-from offtop.model.viewmodel import disk_list, drilling, file_list, panes
+from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel.view import DISKS, FILES, MODE_OF_LIST, View
 from offtop.ui.actions.display import Display
 
@@ -58,7 +58,7 @@ class Modes:
         elif display.picture and display.picture.common.sampling:
             display.show_alert("file operations need BPF: sampling /proc cannot see single calls")
         else:
-            display.set_view(file_list.files_or_not(display.view))
+            display.set_view(panes.files_or_not(display.view))
 
     def show_disks(self, near_pid: int) -> None:
         """Show requests to disks, at first those of `near_pid`, or return to the panes of off-CPU time."""
@@ -69,7 +69,7 @@ class Modes:
         elif display.picture and display.picture.common.sampling:
             display.show_alert("requests to disks need BPF: sampling /proc cannot see single requests")
         else:
-            display.set_view(disk_list.disks_or_not(display.view, near_pid))
+            display.set_view(panes.disks_or_not(display.view, near_pid))
 
     def follow(self, view: View) -> None:
         """Have file operations and requests to disks counted while a list or a trigger needs them, and only then."""

@@ -1,13 +1,15 @@
 """A list that is not about waits: its rows belong to processes, and from one it goes on to where that waits."""
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from offtop.model.aggregate.disk_rows import DiskRow
+from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.aggregate.filter import Filter
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.io_list import IoPicture
 from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import View
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
@@ -19,27 +21,7 @@ from offtop.ui.kit.columns import Heading, sort_at
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line
 
-Row = TypeVar("Row")
-RowOfPicture = TypeVar("RowOfPicture", covariant=True)
-
-
-class Listed(Protocol[RowOfPicture]):
-    """Rows of a picture."""
-
-    @property
-    def cursor(self) -> int: ...
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def chosen(self) -> RowOfPicture | None: ...
-
-    @property
-    def opened(self) -> bool: ...
-
-    @property
-    def tree(self) -> TreePicture | None: ...
+Row = TypeVar("Row", FileRow, DiskRow)
 
 
 class StackRowsPane(Pane, Generic[Row]):
@@ -55,14 +37,14 @@ class StackRowsPane(Pane, Generic[Row]):
             return self._heat
         return self._tree if self._listed(picture).tree else None
 
-    def _listed(self, picture: Picture) -> Listed[Row]:
+    def _listed(self, picture: Picture) -> IoPicture[Row]:
         raise NotImplementedError
 
     def _in_full(self, picture: Picture, row: Row) -> Sequence[Line]:
         raise NotImplementedError
 
     def _rows(self, picture: Picture) -> Sequence[Row]:
-        raise NotImplementedError
+        return self._listed(picture).listed.rows
 
     def _above(self, picture: Picture) -> int:
         """Return how many lines are between the title of the pane and the column titles of the rows."""
@@ -72,7 +54,7 @@ class StackRowsPane(Pane, Generic[Row]):
         raise NotImplementedError
 
     def _at_row(self, view: View, row: Row) -> View:
-        raise NotImplementedError
+        return panes.at_row(view, self.name, row.key)
 
     def _text_of(self, row: Row) -> str:
         raise NotImplementedError
