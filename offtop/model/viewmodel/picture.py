@@ -11,12 +11,11 @@ from offtop.model.values.stack import Names
 from offtop.model.viewmodel.category_picture import CategoriesPicture, categories_picture
 from offtop.model.viewmodel.cause_picture import CausesPicture, causes_picture, selected_sites
 from offtop.model.viewmodel.common import Common, common_of
-from offtop.model.viewmodel.disk_list import DisksPicture, disks_picture
-from offtop.model.viewmodel.file_list import FilesPicture, files_picture
 from offtop.model.viewmodel.flame_picture import FlamePicture, FlamePictures
 from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
 from offtop.model.viewmodel.io_comparison import IoComparison
 from offtop.model.viewmodel.io_heat import IoHeats
+from offtop.model.viewmodel.io_list import DisksPicture, FilesPicture, disks_picture, files_picture
 from offtop.model.viewmodel.listing import Listing, ListPicture
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.room import Room

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from offtop.model.aggregate.disk_rows import DiskRow
 from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.viewmodel.disk_list import DisksPicture
-from offtop.model.viewmodel.file_list import FilesPicture
+from offtop.model.viewmodel.io_list import DisksPicture, FilesPicture
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, FILES

@@ -7,7 +7,7 @@ from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
-from offtop.model.viewmodel.disk_list import DisksPicture
+from offtop.model.viewmodel.io_list import DisksPicture
 from offtop.model.viewmodel.view import DISKS, SINCE_START
 from offtop.model.windows.heat import Heat
 from offtop.ui.kit.columns import Heading, heads

@@ -8,7 +8,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
 from offtop.model.values.files import MMAP_READ, RING_OPERATIONS
 from offtop.model.viewmodel.common import Common
-from offtop.model.viewmodel.file_list import FilesPicture
+from offtop.model.viewmodel.io_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
 from offtop.model.windows.heat import Heat
 from offtop.ui.kit.columns import Heading, heads
