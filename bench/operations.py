@@ -29,6 +29,8 @@ from bench.machine import need
 from bench.workload import Operations, build_operations
 from offtop.kernel.bpf import libbpf
 from offtop.kernel.procfs import syscalls
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 
 _DISK_DIRECTORY = "/var/tmp"
@@ -356,7 +358,7 @@ def _running_empty_programs() -> Generator[None]:
 @contextmanager
 def _watching(lists_files: bool = False) -> Generator[None]:
     with headless.watching() as source:
-        source.set_files(lists_files)
+        source.set_counted(FILE, lists_files)
         for _ in range(_STATISTICS_TICKS):
             headless.tick(source)
         yield
@@ -365,7 +367,7 @@ def _watching(lists_files: bool = False) -> Generator[None]:
 @contextmanager
 def _listing_disks() -> Generator[int]:
     with headless.watching(Filters(min_ns=_NO_STACKS_NS)) as source:
-        source.set_disks(True)
+        source.set_counted(DISK, True)
         headless.tick(source)
         yield os.getpid()
 

@@ -27,8 +27,8 @@ from offtop.feed.source import LiveFeed
 from offtop.kernel.live import LiveSource
 from offtop.model.classify.categories import parse
 from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
-from offtop.model.values.disks import DiskActivity
-from offtop.model.values.files import FileActivity
+from offtop.model.values.disks import DISK, DiskActivity
+from offtop.model.values.files import FILE, FileActivity
 from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import Frame, Names
@@ -116,10 +116,7 @@ class OfTheLoad(LiveFeed):
     def set_filters(self, filters: Filters) -> None:
         raise NotImplementedError
 
-    def set_files(self, wanted: bool) -> None:
-        raise NotImplementedError
-
-    def set_disks(self, wanted: bool) -> None:
+    def set_counted(self, mode: str, wanted: bool) -> None:
         raise NotImplementedError
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
@@ -202,7 +199,7 @@ def main() -> None:
         _database(opened, place)
         _web_server(opened, place)
         rules = parse(paths.categories().read_text(encoding="utf-8"))
-        source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN, with_files=True, with_disks=True))
+        source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN, counted=(FILE, DISK)))
         opened.callback(source.close)
         memory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="offtop-demo-", dir="/dev/shm")))
         recorded = memory / target.name  # the disk is busy with the database

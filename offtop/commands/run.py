@@ -21,8 +21,7 @@ from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify import categories
-from offtop.model.values.disks import DISK, LIST_MODES
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_MODES, LIST_NOUNS
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
 from offtop.printable import printable
@@ -43,8 +42,6 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
 STREAM = "-"
 """In place of the file of a recording: write a stream to stdout."""
 _EXPORT_TICKS = 10
-_COUNTED = {FILE: "file operations", DISK: "requests to disks"}
-"""What LIST_MODES list."""
 _RULES_TICKS = 5
 _DELETION_NS = 60 * NS_PER_S
 """How often `offtop record --directory` deletes old recordings."""
@@ -155,8 +152,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
         view = None
         keymap: Mapping[str, str] = {}
         if no_screen is None:
-            lists = [mode for mode in LIST_MODES if _is_in(source.recorded, mode)]
-            view = choices.first_view(loaded, Filters(), rules, chosen, user, args, lists=lists)
+            view = choices.first_view(loaded, Filters(), rules, chosen, user, args, lists=source.recorded.lists)
             keymap, kept = choices.keymap(loaded), kept.checked()
         baseline = _baseline(args, rules, files, loaded)
         if args.begin is not None:
@@ -336,7 +332,7 @@ def export(args: argparse.Namespace) -> int:
     if args.format == exports.TIMELINE and not args.file:
         raise UsageError("perfetto needs a recording with outliers. Name one; offtop record writes it")
     if args.format == exports.TIMELINE and mode in LIST_MODES:
-        raise UsageError(f"perfetto has outliers, and no {_COUNTED[mode]}. Use svg or speedscope, or omit --mode")
+        raise UsageError(f"perfetto has outliers, and no {LIST_NOUNS[mode]}. Use svg or speedscope, or omit --mode")
     if args.format == exports.TIMELINE and chosen.chooses_waits:
         raise UsageError("perfetto always has all outliers. Omit --filter and -u, or select with --begin and --end")
     exports.check(args.format, args.baseline is not None, args.output or "", style)
@@ -553,19 +549,14 @@ def _load_screen() -> None:
 def _listed_mode(loaded: "Loaded", recorded: Recorded | None = None) -> str:
     """Return the mode if its list is not about waits, and not missing in the recording; empty otherwise."""
     mode = loaded.settings.mode
-    return mode if mode in LIST_MODES and (recorded is None or _is_in(recorded, mode)) else ""
+    return mode if mode in LIST_MODES and (recorded is None or mode in recorded.lists) else ""
 
 
 def _check_recorded(source: Source, mode: str | None) -> None:
     """Raise UsageError if `mode` is one of LIST_MODES, and the source is a recording without what it lists."""
-    if mode in LIST_MODES and source.recorded and not _is_in(source.recorded, mode):
-        missing, remedy = _COUNTED[mode], f"offtop record --mode {mode}"
+    if mode in LIST_MODES and source.recorded and mode not in source.recorded.lists:
+        missing, remedy = LIST_NOUNS[mode], f"offtop record --mode {mode}"
         raise UsageError(f"There are no {missing} in this recording. Record them with: {remedy}")
-
-
-def _is_in(recorded: Recorded, mode: str) -> bool:
-    """Return whether a recording has what one of LIST_MODES lists."""
-    return recorded.has_files if mode == FILE else recorded.has_disks
 
 
 def why_no_screen(is_text_wanted: bool) -> str | None:

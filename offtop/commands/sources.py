@@ -12,8 +12,7 @@ from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, 
 from offtop.feed.source import Source
 from offtop.model.classify import categories
 from offtop.model.outliers.trigger import io_modes
-from offtop.model.values.disks import DISK
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_NOUNS
 from offtop.model.values.snapshot import Filters
 from offtop.units import NS_PER_S
 
@@ -118,11 +117,10 @@ def _count_for_triggers(source: Source, triggers: Sequence[str], counted: str, i
 
     for mode in sorted(io_modes(triggers) - {counted}):
         try:
-            (source.set_files if mode == FILE else source.set_disks)(True)
+            source.set_counted(mode, True)
         except OfftopError as error:
-            what = "file operations" if mode == FILE else "requests to disks"
             remedy = f"They need BPF: {UNSEEN[mode]}. See what is missing: offtop doctor"
-            warn(f"offtop: triggers for {what} have no effect. {remedy if is_sampled else error}")
+            warn(f"offtop: triggers for {LIST_NOUNS[mode]} have no effect. {remedy if is_sampled else error}")
 
 
 def _traced(
@@ -148,8 +146,7 @@ def _traced(
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
         budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
-        with_files=counted == FILE,
-        with_disks=counted == DISK,
+        counted=[counted] if counted else [],
     )
 
 
@@ -166,13 +163,13 @@ def _sampled(
 
     `refused`: why BPF is not available; becomes part of the error if an option needs BPF.
     """
-    from offtop.kernel.sampling.source import NO_DISKS, NO_FILES, NeedsBpfError, ProcSource
+    from offtop.kernel.sampling.source import NOT_LISTED, NeedsBpfError, ProcSource
 
     try:
         if counted and refused:  # it may be that BPF works, but not the programs for this mode
             raise refused
         if counted:
-            raise NeedsBpfError(NO_FILES if counted == FILE else NO_DISKS)
+            raise NeedsBpfError(NOT_LISTED[counted])
         ignored = option_groups.options_ignored_without_bpf(args)
         return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused, ignored)
     except NeedsBpfError as error:

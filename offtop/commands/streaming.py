@@ -19,7 +19,8 @@ from offtop.feed.pace import Pace
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.values.disks import LIST_MODES
+from offtop.model.values.disks import DISK, LIST_MODES
+from offtop.model.values.files import FILE
 from offtop.model.values.wake import MODES
 from offtop.recording import checked, stream, tick_rows
 from offtop.recording.stream_writer import StreamWriter
@@ -158,9 +159,9 @@ class Requests:
                     raise ValueError(mode)
                 source.set_mode(mode, checked.identity(request.get("depth")))
             case "files":
-                source.set_files(request.get("wanted") is True)
+                source.set_counted(FILE, request.get("wanted") is True)
             case "disks":
-                source.set_disks(request.get("wanted") is True)
+                source.set_counted(DISK, request.get("wanted") is True)
             case "filters":
                 source.set_filters(tick_rows.decode_filters(request))
             case "delay":

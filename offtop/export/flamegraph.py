@@ -14,7 +14,7 @@ from typing import NamedTuple
 from offtop.export.profile import Profile, Sample
 from offtop.model.aggregate import steps
 from offtop.model.aggregate.steps import Step
-from offtop.model.values.disks import DISK
+from offtop.model.values.disks import DISK, LIST_NOUNS
 from offtop.model.values.files import FILE
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.printable import printable
@@ -42,8 +42,7 @@ _TITLES = {
     WAKEUP: "wakeups",
     OFFWAKE: "off-CPU time and wakers",
     CHAIN: "chains of wakers",
-    FILE: "file operations",
-    DISK: "requests to disks",
+    **LIST_NOUNS,
 }
 _UNITS = {FILE: ("in calls", "calls", "calls"), DISK: ("in requests", "requests", "requests")}
 """What the width is time of, what is counted on average, and what a tooltip counts."""

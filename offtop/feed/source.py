@@ -19,10 +19,8 @@ class Recorded(NamedTuple):
     """CLOCK_REALTIME of the last tick; may be earlier if the clock was set back."""
     measured_ns: int
     """Time from the first to the last tick (CLOCK_MONOTONIC)."""
-    has_files: bool = False
-    """Whether there are file operations in it."""
-    has_disks: bool = False
-    """Whether there are requests to disks in it."""
+    lists: Collection[str] = ()
+    """Those of disks.LIST_MODES whose list is in it."""
 
 
 class Source(Protocol):
@@ -117,15 +115,8 @@ class Source(Protocol):
         """
         ...
 
-    def set_files(self, wanted: bool) -> None:
-        """Count file operations, or stop counting them, from the next read on.
-
-        It may take a second, so the screen's thread must not call it. Raises OfftopError if that is not possible.
-        """
-        ...
-
-    def set_disks(self, wanted: bool) -> None:
-        """Count requests to block devices, or stop counting them, from the next read on.
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        """Count what `mode`, one of disks.LIST_MODES, lists, or stop counting it, from the next read on.
 
         It may take a second, so the screen's thread must not call it. Raises OfftopError if that is not possible.
         """

@@ -31,6 +31,8 @@ from offtop.kernel.tracing.parts import Loaded, Parts
 from offtop.kernel.tracing.tick import Flipped, Plan, TickStages
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import UNKNOWN
+from offtop.model.values.disks import DISK, LIST_NOUNS
+from offtop.model.values.files import FILE
 from offtop.model.values.outlier import NEVER_NS, Thresholds
 from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
 from offtop.model.values.stack import Frame
@@ -86,15 +88,14 @@ class LiveSource(LiveFeed):
         mode: str = OFFCPU,
         depth: int = DEFAULT_DEPTH,
         budget_pct: float = math.inf,
-        with_files: bool = False,
-        with_disks: bool = False,
+        counted: Collection[str] = (),
     ) -> None:
         """Load and attach the BPF programs.
 
         `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. `budget_pct`: percent of one CPU for
-        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. `with_files`,
-        `with_disks`: see set_files and set_disks. Raises an OfftopError that says what is missing and how to get it;
-        nothing stays attached then.
+        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. `counted`: those
+        of disks.LIST_MODES to count from the start, see set_counted. Raises an OfftopError that says what is missing
+        and how to get it; nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)
@@ -117,8 +118,8 @@ class LiveSource(LiveFeed):
         self._since_ns = 0
         self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
-        self._files = _Counter[FileCalls]("file operations")
-        self._disks = _Counter[DiskRequests]("requests to disks")
+        self._files = _Counter[FileCalls](LIST_NOUNS[FILE])
+        self._disks = _Counter[DiskRequests](LIST_NOUNS[DISK])
         try:
             types = libbpf.KernelTypes()
             found = features.detect(types)
@@ -143,9 +144,9 @@ class LiveSource(LiveFeed):
                 self._watched.attach(self._program)
             self.set_mode(mode, depth)
             self._cleanup.callback(self._files.close)
-            self.set_files(with_files)
             self._cleanup.callback(self._disks.close)
-            self.set_disks(with_disks)
+            for one in counted:
+                self.set_counted(one, True)
             self._apply(self._parts.config.settings.helper_pids)
         except OSError as error:
             self._cleanup.close()
@@ -366,17 +367,16 @@ class LiveSource(LiveFeed):
                 ) from error
         self._requested_mode = mode, depth
 
-    def set_files(self, wanted: bool) -> None:
-        """Count file operations, or stop counting them, from the next read on.
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        """Count what `mode`, one of disks.LIST_MODES, lists, or stop counting it, from the next read on.
 
         Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
-        cannot report them, or if the programs for it cannot be built.
+        cannot report it, or if the programs for it cannot be built.
         """
-        self._switch(self._files, wanted, self._new_files)
-
-    def set_disks(self, wanted: bool) -> None:
-        """Count requests to block devices, as `set_files` does file operations."""
-        self._switch(self._disks, wanted, self._new_disks)
+        if mode == FILE:
+            self._switch(self._files, wanted, self._new_files)
+        else:
+            self._switch(self._disks, wanted, self._new_disks)
 
     def _new_files(self) -> FileCalls:
         return FileCalls(FileProgram(self._program, self._parts.features), self._parts.stacks.ids)

@@ -3,13 +3,13 @@
 import contextlib
 import sqlite3
 import stat
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 
 from offtop.errors import OfftopError
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
-from offtop.model.values.disks import DiskActivity
-from offtop.model.values.files import FileActivity
+from offtop.model.values.disks import DISK, DiskActivity
+from offtop.model.values.files import FILE, FileActivity
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
@@ -44,10 +44,8 @@ class Recording:
         """Implements Names.version: constant, since all names are known from the start."""
         self.damaged = 0
         """Number of ticks and stacks that could not be read."""
-        self.has_files = False
-        """Whether it holds file operations."""
-        self.has_disks = False
-        """Whether it holds requests to disks."""
+        self.lists: Collection[str] = ()
+        """Those of disks.LIST_MODES whose list it holds."""
         self._disks = frozenset[int]()
         """Disks of the ticks that were read so far."""
         try:
@@ -64,8 +62,11 @@ class Recording:
             try:
                 later = self._check()
                 self._has_guesses, self._has_outliers = "guessed" in later, "outliers" in later
-                self.has_files = "files" in later and self._number("SELECT number FROM files") is not None
-                self.has_disks = "disks" in later and self._number("SELECT number FROM disks") is not None
+                self.lists = tuple(
+                    mode
+                    for mode, table in ((FILE, "files"), (DISK, "disks"))
+                    if table in later and self._number(f"SELECT number FROM {table}") is not None
+                )
                 if "nameless" in later:
                     self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
@@ -164,7 +165,7 @@ class Recording:
 
     def files(self, number: int) -> FileActivity | None:
         """Return the file operations of a tick; None if they were not counted, or cannot be read."""
-        if not self.has_files:
+        if FILE not in self.lists:
             return None
         try:
             row = self._one("SELECT activity FROM files WHERE number = ?", number)
@@ -175,7 +176,7 @@ class Recording:
 
     def disks(self, number: int) -> DiskActivity | None:
         """Return the requests to disks of a tick; None if they were not counted, or cannot be read."""
-        if not self.has_disks:
+        if DISK not in self.lists:
             return None
         try:
             row = self._one("SELECT activity FROM disks WHERE number = ?", number)

@@ -60,9 +60,7 @@ class RecordedSource:
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
             began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
             self._since_ns = min(recording.since_ns, recording.at_ns(recording.first))
-            recorded = Recorded(
-                recording.host, began_ns, ended_ns, measured_ns, recording.has_files, recording.has_disks
-            )
+            recorded = Recorded(recording.host, began_ns, ended_ns, measured_ns, recording.lists)
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = recorded
@@ -178,11 +176,8 @@ class RecordedSource:
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: only what was recorded is there."""
 
-    def set_files(self, wanted: bool) -> None:
-        """Do nothing: those that were recorded are shown."""
-
-    def set_disks(self, wanted: bool) -> None:
-        """Do nothing: those that were recorded are shown."""
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        """Do nothing: what was recorded is shown."""
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""

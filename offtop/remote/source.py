@@ -14,6 +14,7 @@ from typing import NamedTuple
 from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.feed.source import LiveFeed
+from offtop.model.values.files import FILE
 from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import Frame
@@ -214,11 +215,8 @@ class RemoteSource(LiveFeed):
     def set_mode(self, mode: str, depth: int) -> None:
         self._ask({"do": "mode", "mode": mode, "depth": depth}, _ANSWER_S)
 
-    def set_files(self, wanted: bool) -> None:
-        self._ask({"do": "files", "wanted": wanted}, _ANSWER_S)
-
-    def set_disks(self, wanted: bool) -> None:
-        self._ask({"do": "disks", "wanted": wanted}, _ANSWER_S)
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        self._ask({"do": "files" if mode == FILE else "disks", "wanted": wanted}, _ANSWER_S)
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the host finds the outliers."""

@@ -17,7 +17,7 @@ from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect import Found, Suspect, SuspectName, averages
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.disks import DISK, LIST_MODES
+from offtop.model.values.disks import DISK, LIST_MODES, LIST_NOUNS
 from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.windows.breakdown import NO_PART, Part
@@ -29,7 +29,6 @@ from offtop.units import duration, signed, threads
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
 _IO_HEADS = {FILE: "FILE OPERATION", DISK: "REQUEST TO DISK"}
-_IO_NAMES = {FILE: "File operations", DISK: "Requests to disks"}
 _IO_KEYS = {FILE: "files", DISK: "disks"}
 _MOST_ROWS = 20
 
@@ -156,7 +155,7 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         elif mode in before.io or mode in after.io:
             yield ""
             which = "before" if mode in before.io else "after"
-            yield f"{_IO_NAMES[mode]} were counted in {which} only, so they are not compared."
+            yield f"{LIST_NOUNS[mode].capitalize()} were counted in {which} only, so they are not compared."
 
 
 def _table(every: Sequence[Change], head: str) -> Iterable[str]:

@@ -19,8 +19,7 @@ from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.values.disks import DISK
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_NOUNS, LIST_UNITS
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.history import HistoryTick
@@ -49,8 +48,6 @@ COMMANDS = {
 }
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """File name suffixes by format."""
-_LISTED = {FILE: "file operations", DISK: "requests to disks"}
-_ENDED = {FILE: "calls", DISK: "requests"}
 """What modes file and disk count."""
 _COMPARES = ("folded", "svg")
 """Formats that can show the difference to a baseline."""
@@ -104,7 +101,7 @@ def profile_of_list(
     cause_finder = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen, each=count).window
     if not counted_ns:
-        raise OfftopError(f"No {_LISTED[mode]} were counted then. Record with --mode {mode}, or choose another time")
+        raise OfftopError(f"No {LIST_NOUNS[mode]} were counted then. Record with --mode {mode}, or choose another time")
     listed = rows_of(activity_of(whole, mode), counted_ns, whole.catalog, [chosen], by_thread=True)
     if listed.unsuited:
         warn(f"offtop: {ignored_words(listed.unsuited)}")
@@ -112,7 +109,7 @@ def profile_of_list(
         warn(f"offtop: {listed.elided_rows} rows with less time are left out")
     return profile_of_rows(
         *([row.io for row in listed.rows], mode, whole.catalog, source.names, source.host),
-        *(whole.taken_ns, counted_ns, {_ENDED[mode]: listed.lost}),
+        *(whole.taken_ns, counted_ns, {LIST_UNITS[mode]: listed.lost}),
     )
 
 
@@ -198,7 +195,7 @@ def write(
     content = in_form(form, one, title, baseline, style)
     _write(content.encode() if isinstance(content, str) else content, path, owner)
     if not one.samples:
-        warn(f"offtop: no {_ENDED.get(one.mode, 'waits')} match, so the output is empty")
+        warn(f"offtop: no {LIST_UNITS.get(one.mode, 'waits')} match, so the output is empty")
     for caveat in one.caveats:
         warn(f"offtop: {caveat}")
     for caveat in baseline.caveats if baseline else []:

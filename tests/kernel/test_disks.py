@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.disks import DiskActivity, DiskTotals
+from offtop.model.values.disks import DISK, DiskActivity, DiskTotals
 from offtop.model.values.snapshot import Filters
 from tests.kernel import programs
 from tests.kernel.test_files import stacks, tracepoints
@@ -65,7 +65,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def counting() -> Generator[Watch]:
-    with watching_kernel_stacks(with_disks=True) as watched:
+    with watching_kernel_stacks(counted=[DISK]) as watched:
         yield watched
 
 
@@ -102,7 +102,7 @@ def test_counts_and_bytes_are_exact(counting: Watch, child: Path, loop: str) -> 
 
 def test_requests_that_reach_the_minimum_have_the_stacks_of_program_and_kernel(child: Path, loop: str) -> None:
     with programs.running([child, loop]) as program:
-        with watching(Filters(pids=(program.pid,), min_ns=1000), with_disks=True) as watched:
+        with watching(Filters(pids=(program.pid,), min_ns=1000), counted=[DISK]) as watched:
             for _ in range(2):  # the first stacks are copied, until the unwind rules are loaded
                 program.go()
                 activity(watched)
@@ -111,7 +111,7 @@ def test_requests_that_reach_the_minimum_have_the_stacks_of_program_and_kernel(c
             reads, writes = (stacks(watched, found, program.pid, operation) for operation in ("read", "sync-write"))
             catalog = watched.last.catalog
             kernels = {tuple(frame.name for frame in catalog.stack(key.kernel).frames) for key in found.stacks}
-        with watching(Filters(pids=(program.pid,), min_ns=10 * S), with_disks=True) as watched:
+        with watching(Filters(pids=(program.pid,), min_ns=10 * S), counted=[DISK]) as watched:
             program.go()
             short = activity(watched)
     for by_stack, function, operation in ((reads, "load", "read"), (writes, "save", "sync-write")):
@@ -149,9 +149,9 @@ def test_nothing_is_attached_in_other_modes() -> None:
     with watching_kernel_stacks() as watched:
         before = tracepoints()
         assert watched.tick().disks is None
-        watched.source.set_disks(True)
+        watched.source.set_counted(DISK, True)
         assert tracepoints() == before + 9
         assert watched.tick().disks is not None
-        watched.source.set_disks(False)
+        watched.source.set_counted(DISK, False)
         assert tracepoints() == before
         assert watched.tick().disks is None

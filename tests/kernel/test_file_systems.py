@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from tests.kernel import programs, test_disks, test_files, waits
 from tests.kernel.watch import Watch, watching_kernel_stacks
 
@@ -29,7 +31,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def counting() -> Generator[Watch]:
-    with watching_kernel_stacks(with_files=True, with_disks=True) as watched:
+    with watching_kernel_stacks(counted=(FILE, DISK)) as watched:
         yield watched
 
 

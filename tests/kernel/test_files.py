@@ -18,7 +18,7 @@ from offtop.kernel.bpf import file_program
 from offtop.kernel.bpf.file_program import PATH, why_without_faults, why_without_rings
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity
-from offtop.model.values.files import NO_CALLS, FileActivity, FileTotals, added
+from offtop.model.values.files import FILE, NO_CALLS, FileActivity, FileTotals, added
 from offtop.model.values.io_stacks import StackTotals
 from offtop.model.values.snapshot import Filters
 from tests.kernel import hangs, programs
@@ -103,7 +103,7 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def counting() -> Generator[Watch]:
-    with watching_kernel_stacks(with_files=True) as watched:
+    with watching_kernel_stacks(counted=[FILE]) as watched:
         yield watched
 
 
@@ -222,7 +222,7 @@ def test_only_the_selected_process_counts(child: Path, tmp_path: Path) -> None:
     with (
         programs.running([child, tmp_path / "one"]) as one,
         programs.running([child, tmp_path / "other"]) as other,
-        watching_kernel_stacks(Filters(pids=(one.pid,)), with_files=True) as watched,
+        watching_kernel_stacks(Filters(pids=(one.pid,)), counted=[FILE]) as watched,
     ):
         one.go()
         other.go()
@@ -253,15 +253,15 @@ def test_nothing_is_attached_in_other_modes() -> None:
         assert watched.tick().files is None
         features = watched.source._parts.features  # pyright: ignore[reportPrivateUsage]
         attached = 3 + (not why_without_faults(features)) + 2 * (not why_without_rings(features))
-        watched.source.set_files(True)
+        watched.source.set_counted(FILE, True)
         assert tracepoints() == before + attached
         assert watched.tick().files is not None
-        watched.source.set_files(True)
+        watched.source.set_counted(FILE, True)
         assert tracepoints() == before + attached
-        watched.source.set_files(False)
+        watched.source.set_counted(FILE, False)
         assert tracepoints() == before
         assert watched.tick().files is None
-        watched.source.set_files(True)
+        watched.source.set_counted(FILE, True)
         assert watched.tick().files is not None
     assert tracepoints() <= before
 
@@ -272,10 +272,10 @@ def test_programs_of_another_version_are_refused_and_detached(monkeypatch: pytes
         before = tracepoints()
         monkeypatch.setitem(sizes, "file_lost", (4, 16))
         with pytest.raises(KernelError, match="different versions"):
-            live.source.set_files(True)
+            live.source.set_counted(FILE, True)
         assert tracepoints() == before
         monkeypatch.undo()
-        live.source.set_files(True)
+        live.source.set_counted(FILE, True)
         assert tracepoints() > before
 
 
@@ -283,7 +283,7 @@ def test_calls_without_room_are_lost_and_counted(child: Path, tmp_path: Path, mo
     resize_maps(monkeypatch, {"file_totals_0": 2, "file_totals_1": 2})
     with (
         programs.running([child, tmp_path / "data"]) as program,
-        watching_kernel_stacks(Filters(pids=(program.pid,)), with_files=True) as watched,
+        watching_kernel_stacks(Filters(pids=(program.pid,)), counted=[FILE]) as watched,
     ):
         program.go()
         found = activity(watched)
@@ -374,7 +374,7 @@ def test_long_calls_have_the_stacks_of_program_and_kernel_and_short_ones_none(wr
     with (
         hangs.frozen_ext4(tmp_path) as mounted,
         programs.running([writer, mounted / "data"]) as program,
-        watching(Filters(pids=(program.pid,), min_ns=S // 10), with_files=True) as watched,
+        watching(Filters(pids=(program.pid,), min_ns=S // 10), counted=[FILE]) as watched,
     ):
         program.go()
         short = activity(watched)
@@ -401,7 +401,7 @@ def test_long_calls_have_the_stacks_of_program_and_kernel_and_short_ones_none(wr
 def test_with_minimum_0_the_stacks_add_up_to_all_calls(writer: Path, tmp_path: Path) -> None:
     with (
         programs.running([writer, tmp_path / "data"]) as program,
-        watching(Filters(pids=(program.pid,), min_ns=0), with_files=True) as watched,
+        watching(Filters(pids=(program.pid,), min_ns=0), counted=[FILE]) as watched,
     ):
         for _ in range(3):  # the first stacks are copied, until the unwind rules are loaded
             program.go()
@@ -427,7 +427,7 @@ def test_calls_at_stacks_without_room_are_counted_all_the_same(
     with (
         programs.running([writer, tmp_path / "one"]) as one,
         programs.running([writer, tmp_path / "other"]) as other,
-        watching_kernel_stacks(Filters(pids=(one.pid, other.pid), min_ns=0), with_files=True) as watched,
+        watching_kernel_stacks(Filters(pids=(one.pid, other.pid), min_ns=0), counted=[FILE]) as watched,
     ):
         before = watched.last.lost.get("sites", 0)
         one.go()
@@ -474,7 +474,7 @@ while True:
 def test_of_many_short_calls_some_have_a_stack_whatever_the_budget(tmp_path: Path) -> None:
     with (
         programs.running([sys.executable, "-c", ENDLESS, tmp_path / "data"]) as program,
-        watching(Filters(pids=(program.pid,), min_ns=0), budget_pct=0.02, with_files=True) as watched,
+        watching(Filters(pids=(program.pid,), min_ns=0), budget_pct=0.02, counted=[FILE]) as watched,
     ):
         time.sleep(1)
         activity(watched)

@@ -11,7 +11,7 @@ import pytest
 
 from offtop.kernel.bpf.file_program import why_without_faults
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import MMAP_READ, FileTotals
+from offtop.model.values.files import FILE, MMAP_READ, FileTotals
 from offtop.model.values.snapshot import Filters
 from tests.kernel import hangs, programs
 from tests.kernel.test_files import activity, by_operation, stacks
@@ -126,7 +126,7 @@ def looker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def counting(filters: Filters = Filters(), with_stacks: bool = False) -> Generator[Watch]:
-    with (watching if with_stacks else watching_kernel_stacks)(filters, with_files=True) as watched:
+    with (watching if with_stacks else watching_kernel_stacks)(filters, counted=[FILE]) as watched:
         if why := why_without_faults(watched.source._parts.features):  # pyright: ignore[reportPrivateUsage]
             pytest.skip(why)
         yield watched

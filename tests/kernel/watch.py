@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -149,8 +149,7 @@ def watching(
     mode: str = OFFCPU,
     depth: int = DEFAULT_DEPTH,
     budget_pct: float = math.inf,
-    with_files: bool = False,
-    with_disks: bool = False,
+    counted: Collection[str] = (),
 ) -> Generator[Watch]:
     """Run a live source; close it at the end.
 
@@ -163,8 +162,7 @@ def watching(
             mode=mode,
             depth=depth,
             budget_pct=budget_pct,
-            with_files=with_files,
-            with_disks=with_disks,
+            counted=counted,
         )
         try:
             yield Watch(source)

@@ -11,7 +11,7 @@ import pytest
 
 from offtop.errors import UsageError
 from offtop.model.values import histogram as log2
-from offtop.model.values.disks import MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals, added
+from offtop.model.values.disks import DISK, MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals, added
 from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import DISKS, View
@@ -68,7 +68,7 @@ def replayed(path: Path) -> list[DiskActivity | None]:
 def test_each_tick_has_the_requests_counted_in_it(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it.offtop", lambda second: second in (1, 2))
     assert replayed(path) == [None, ACTIVITY, ACTIVITY, None]
-    assert RecordedSource(path).recorded.has_disks
+    assert DISK in RecordedSource(path).recorded.lists
 
 
 def with_stacks(path: Path) -> DiskActivity:

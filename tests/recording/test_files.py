@@ -14,7 +14,7 @@ import pytest
 
 from offtop.errors import UsageError
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.files import FILE, MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import FILES, View
@@ -64,7 +64,7 @@ def replayed(path: Path) -> list[FileActivity | None]:
 def test_each_tick_has_the_file_operations_counted_in_it(tmp_path: Path) -> None:
     recorded(tmp_path / "it.offtop", lambda second: second in (2, 3)).close()
     assert replayed(tmp_path / "it.offtop") == [None, None, ACTIVITY, ACTIVITY, None, None]
-    assert RecordedSource(tmp_path / "it.offtop").recorded.has_files
+    assert FILE in RecordedSource(tmp_path / "it.offtop").recorded.lists
 
 
 def test_a_replay_has_the_frames_of_their_stacks(tmp_path: Path) -> None:

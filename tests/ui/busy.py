@@ -134,11 +134,8 @@ class BusySource(LiveFeed):
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: there are no wakers."""
 
-    def set_files(self, wanted: bool) -> None:
-        """Do nothing: there are no file operations."""
-
-    def set_disks(self, wanted: bool) -> None:
-        """Do nothing: there are no requests to disks."""
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        """Do nothing: there are no file operations and no requests to disks."""
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> bool:
         """Return at once: all names are known."""

@@ -10,7 +10,7 @@ from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
 from offtop.model.values.disks import DiskActivity
-from offtop.model.values.files import FileActivity
+from offtop.model.values.files import FILE, FileActivity
 from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.peers import WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import (
@@ -310,11 +310,11 @@ class ScriptedSource(LiveFeed):
         self.files = FileActivity()
         """What each tick holds while file operations are requested."""
         self.files_requested: list[bool] = []
-        """The argument of each call of `set_files`."""
+        """The argument of each call of `set_counted` for mode file."""
         self.disks = DiskActivity()
         """What each tick holds while requests to disks are requested."""
         self.disks_requested: list[bool] = []
-        """The argument of each call of `set_disks`."""
+        """The argument of each call of `set_counted` for mode disk."""
         self.titles: Mapping[int, str] = {}
         """What processes say that they do from now on."""
         self.thinned = Thinned()
@@ -525,13 +525,8 @@ class ScriptedSource(LiveFeed):
             raise self.refuses
         self.mode, self.depth = mode, depth
 
-    def set_files(self, wanted: bool) -> None:
-        self.files_requested.append(wanted)
-        if self.refuses:
-            raise self.refuses
-
-    def set_disks(self, wanted: bool) -> None:
-        self.disks_requested.append(wanted)
+    def set_counted(self, mode: str, wanted: bool) -> None:
+        (self.files_requested if mode == FILE else self.disks_requested).append(wanted)
         if self.refuses:
             raise self.refuses
 

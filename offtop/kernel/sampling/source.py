@@ -26,8 +26,7 @@ from offtop.kernel.procfs.threads import READY, SchedStat, ThreadScanner, Thread
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, SampledTotals
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.disks import DISK
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_UNITS
 from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
@@ -426,15 +425,10 @@ class ProcSource(LiveFeed):
         """Raises NeedsBpfError for modes with wakers."""
         _check_mode(mode)
 
-    def set_files(self, wanted: bool) -> None:
+    def set_counted(self, mode: str, wanted: bool) -> None:
         """Raises NeedsBpfError."""
         if wanted:
-            raise NeedsBpfError(NO_FILES)
-
-    def set_disks(self, wanted: bool) -> None:
-        """Raises NeedsBpfError."""
-        if wanted:
-            raise NeedsBpfError(NO_DISKS)
+            raise NeedsBpfError(NOT_LISTED[mode])
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
@@ -530,9 +524,9 @@ def _check(filters: Filters) -> None:
         )
 
 
-UNSEEN = {FILE: "sampling /proc cannot see single calls", DISK: "sampling /proc cannot see single requests"}
+UNSEEN = {mode: f"sampling /proc cannot see single {unit}" for mode, unit in LIST_UNITS.items()}
 """Why there is nothing to list, by mode."""
-NO_FILES, NO_DISKS = (f"Mode {mode} needs BPF: {UNSEEN[mode]}. Use mode offcpu" for mode in (FILE, DISK))
+NOT_LISTED = {mode: f"Mode {mode} needs BPF: {why}. Use mode offcpu" for mode, why in UNSEEN.items()}
 
 
 def _check_mode(mode: str) -> None:

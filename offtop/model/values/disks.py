@@ -6,6 +6,7 @@ They are counted only while they are requested, and have nothing to do with the 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
@@ -17,6 +18,10 @@ DISK = "disk"
 """The mode that shows requests to block devices. Beside them, the same is gathered as in mode offcpu."""
 LIST_MODES = (FILE, DISK)
 """Modes whose list is not about waits."""
+LIST_NOUNS: Mapping[str, str] = MappingProxyType({FILE: "file operations", DISK: "requests to disks"})
+"""What they list."""
+LIST_UNITS: Mapping[str, str] = MappingProxyType({FILE: "calls", DISK: "requests"})
+"""What they count."""
 READS = ("read", "read-ahead", "meta-read")
 WRITES = ("write", "sync-write", "meta-write", "zeroes")
 OPERATIONS = (*READS, *WRITES, "flush", "discard", "zone", "other")

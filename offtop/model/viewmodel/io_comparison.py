@@ -1,19 +1,18 @@
 """Comparison of file operations, or of requests to disks, with the baseline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, BaselineTable, Change
 from offtop.model.aggregate.disk_rows import DiskRow
 from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.aggregate.list_rows import rows_of
-from offtop.model.values.disks import LIST_MODES
+from offtop.model.values.disks import LIST_NOUNS
 from offtop.model.viewmodel.view import FILES, MODE_OF_LIST, View
 from offtop.model.viewmodel.view_filters import row_filters
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import PartTuple
 
-_NOUNS: Mapping[str, str] = dict(zip(LIST_MODES, ("file operations", "requests to disks"), strict=True))
 Row = TypeVar("Row", FileRow, DiskRow)
 
 
@@ -45,7 +44,7 @@ class IoComparison:
         if about != self._about:
             self._about, self._table = about, _table_of(baseline, view)
         if self._table is None:
-            return rows, IoCompared(why_not=f"the baseline has no {_NOUNS[MODE_OF_LIST[view.focus]]}")
+            return rows, IoCompared(why_not=f"the baseline has no {LIST_NOUNS[MODE_OF_LIST[view.focus]]}")
         by_key: dict[Any, Row] = {row.key: row for row in rows}
         table = {key: _part_of(row) for key, row in by_key.items()}
         are_pids_valid = not baseline.file

@@ -9,10 +9,9 @@ from threading import Thread
 from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.export.profile import Profile, profile_of, profile_of_rows
-from offtop.model.values.disks import DISK
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_UNITS
 from offtop.model.viewmodel.picture import Picture, Pictures
-from offtop.model.viewmodel.view import FILES
+from offtop.model.viewmodel.view import FILES, MODE_OF_LIST
 from offtop.printable import printable
 from offtop.reports.exports import ENDINGS, FORMATS, in_form
 from offtop.ui.actions.display import Display
@@ -69,12 +68,11 @@ class Exports:
     def _profile_and_title(self, picture: Picture) -> tuple[Profile, str]:
         common, source, view = picture.common, self._session.source, picture.common.view
         if view.io_list:
-            shown, mode, ended = picture.disks, DISK, "requests"
-            if view.focus == FILES:
-                shown, mode, ended = picture.files, FILE, "calls"
+            shown, mode = picture.files if view.focus == FILES else picture.disks, MODE_OF_LIST[view.focus]
             title = printable(shown.chosen.what) if shown.opened and shown.chosen else ""
             what = mode, common.catalog, source.names, source.host, common.newest.taken_ns, shown.span_ns
-            return profile_of_rows([row.io for row in shown.shown_rows], *what, {ended: shown.listed.lost}), title
+            lost = {LIST_UNITS[mode]: shown.listed.lost}
+            return profile_of_rows([row.io for row in shown.shown_rows], *what, lost), title
         own_pictures = Pictures(self._session.history, source.names, self._session.rules)
         selected = own_pictures.selected(picture)
         profile = profile_of(*selected, source.names, source.host, view.mode, view.idle_shown)

@@ -10,9 +10,11 @@ from threading import Lock, Thread, current_thread
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.outliers.trigger import io_modes
+from offtop.model.values.disks import DISK, LIST_NOUNS, LIST_UNITS
+from offtop.model.values.files import FILE
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling, panes
-from offtop.model.viewmodel.view import DISKS, FILES, MODE_OF_LIST, View
+from offtop.model.viewmodel.view import MODE_OF_LIST, View
 from offtop.ui.actions.display import Display
 
 _ALREADY = {
@@ -51,25 +53,20 @@ class Modes:
 
     def show_files(self) -> None:
         """Show file operations, or return to the panes of off-CPU time."""
-        display = self._display
-        recorded = self._source.recorded
-        if recorded and not recorded.has_files:
-            display.show_alert("no file operations in this recording: offtop record --mode file keeps them")
-        elif display.picture and display.picture.common.sampling:
-            display.show_alert("file operations need BPF: sampling /proc cannot see single calls")
-        else:
-            display.set_view(panes.files_or_not(display.view))
+        self._show_list(FILE, panes.files_or_not(self._display.view))
 
     def show_disks(self, near_pid: int) -> None:
         """Show requests to disks, at first those of `near_pid`, or return to the panes of off-CPU time."""
-        display = self._display
-        recorded = self._source.recorded
-        if recorded and not recorded.has_disks:
-            display.show_alert("no requests to disks in this recording: offtop record --mode disk keeps them")
+        self._show_list(DISK, panes.disks_or_not(self._display.view, near_pid))
+
+    def _show_list(self, mode: str, view: View) -> None:
+        display, recorded, noun = self._display, self._source.recorded, LIST_NOUNS[mode]
+        if recorded and mode not in recorded.lists:
+            display.show_alert(f"no {noun} in this recording: offtop record --mode {mode} keeps them")
         elif display.picture and display.picture.common.sampling:
-            display.show_alert("requests to disks need BPF: sampling /proc cannot see single requests")
+            display.show_alert(f"{noun} need BPF: sampling /proc cannot see single {LIST_UNITS[mode]}")
         else:
-            display.set_view(panes.disks_or_not(display.view, near_pid))
+            display.set_view(view)
 
     def follow(self, view: View) -> None:
         """Have file operations and requests to disks counted while a list or a trigger needs them, and only then."""
@@ -78,9 +75,8 @@ class Modes:
         if view.focus in self._refused:  # the list is opened again
             self._counted.discard(view.focus)
             self._refused.discard(view.focus)
-        switches = {FILES: self._source.set_files, DISKS: self._source.set_disks}
         for one in wanted ^ self._counted:
-            self._request(one, partial(switches[one], one in wanted))
+            self._request(one, partial(self._source.set_counted, MODE_OF_LIST[one], one in wanted))
         self._counted = wanted
 
     def _request(self, kind: str, request: Callable[[], None]) -> None:
