@@ -263,12 +263,18 @@ def record(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Print a recording on one page."""
-    from offtop.recording import report as page
+    from offtop.recording.replay import RecordedSource
+    from offtop.reports import recording_page
 
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
-    with choices.rule_files(rules, loaded, owner) as files, flushed_output():
-        page.write(recordings.named(args.file), rules, args.width, sys.stdout, files, choices.suspect_weights())
+    path, weights = recordings.named(args.file), choices.suspect_weights()
+    with (
+        choices.rule_files(rules, loaded, owner) as files,
+        contextlib.closing(RecordedSource(path, categories=rules.ids)) as source,
+        flushed_output(),
+    ):
+        recording_page.write(source, path.name, rules, args.width, sys.stdout, files, weights)
     return 0
 
 

@@ -21,13 +21,14 @@ from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
-from offtop.recording import reader, report, stack_rows, tick_rows
+from offtop.recording import reader, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.wanted import Wanted
 from tests.conftest import EXAMPLES
 from tests.recording.test_recording import in_json, recorded
+from tests.recording.test_report import written
 from tests.ui.scripted import STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -39,7 +40,7 @@ def replay_output(path: Path) -> str:
         for wanted, as_json in ((Wanted(stuck=True), False), (Wanted(threads=True), True)):
             with closing(RecordedSource(path)) as source:
                 batch.run(source, CATEGORIES, 1, None, wanted, as_json=as_json, width=0, out=out)
-        report.write(path, CATEGORIES, 0, out)
+        out.write("\n".join(written(path)))
     except OfftopError as error:
         out.write(str(error))
     said = out.getvalue()

@@ -16,11 +16,12 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import EMPTY, KERNEL, Frame, Stack
 from offtop.model.values.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
 from offtop.person import person
-from offtop.recording import outlier_rows, report
+from offtop.recording import outlier_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.wanted import Wanted
+from tests.recording.test_report import written
 from tests.ui.scripted import AT_NS, SHOP, START_NS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -134,9 +135,7 @@ def test_file_has_outliers_by_tick_and_as_a_list(tmp_path: Path) -> None:
 
 def test_report_lists_outliers(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
-    out = io.StringIO()
-    report.write(tmp_path / "it", CATEGORIES, 0, out)
-    lines = out.getvalue().splitlines()
+    lines = written(tmp_path / "it")
     at = lines.index("OUTLIERS: 1; replay --at outlier goes there")
     assert lines[at + 1].endswith(
         "2.00s lock, auto: worker-1(101) of shop(100): futex_do_wait < take_order < serve < main"

@@ -3,15 +3,18 @@
 import io
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.wake import TIMEOUT, Wake, Waker
 from offtop.person import person
-from offtop.recording import report
+from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
+from offtop.reports import recording_page
 from offtop.units import NS_PER_S
 from tests.recording import woken
 from tests.recording.test_in_progress import FIRST_FIELDS
@@ -42,9 +45,11 @@ def page(path: Path, *table: Waits, seconds: int, step: int = 1) -> list[str]:
     return written(path)
 
 
-def written(path: Path, width: int = 0) -> list[str]:
+def written(path: Path, width: int = 0, weights: Weights | None = None) -> list[str]:
+    """Return the lines of the report of a recording."""
     out = io.StringIO()
-    report.write(path, CATEGORIES, width, out)
+    with closing(RecordedSource(path, categories=CATEGORIES.ids)) as source:
+        recording_page.write(source, path.name, CATEGORIES, width, out, weights=weights)
     return out.getvalue().splitlines()
 
 
@@ -120,9 +125,8 @@ def test_at_most_20_stacks_are_listed_and_the_others_counted(tmp_path: Path) -> 
 def test_most_waiting_says_whether_standing_waits_were_known(tmp_path: Path, seconds: int, most: str) -> None:
     reader = Waits("tail", 60, "tail", 60, "pipe", "pipe_read", waits_on=True, older_ms=5_000)
     page(tmp_path / "it", HELD, reader, seconds=seconds)
-    out = io.StringIO()
-    report.write(tmp_path / "it", CATEGORIES, 0, out, weights=replace(WEIGHTS, settle_ns=10 * NS_PER_S))
-    (line,) = (line for line in out.getvalue().splitlines() if line.startswith("most waiting"))
+    lines = written(tmp_path / "it", weights=replace(WEIGHTS, settle_ns=10 * NS_PER_S))
+    (line,) = (line for line in lines if line.startswith("most waiting"))
     assert re.fullmatch(most, line)
 
 
@@ -225,9 +229,7 @@ def test_report_says_what_others_waited_for_and_when(tmp_path: Path) -> None:
     for second in range(7):
         recorder.add(source.after(second))
     recorder.close()
-    out = io.StringIO()
-    report.write(path, CATEGORIES, 0, out, weights=WEIGHTS)
-    lines = out.getvalue().splitlines()
+    lines = written(path, weights=WEIGHTS)
     at = lines.index("SUSPECTS: what others waited for, most harm first")
     times = r"..:..:01-..:..:06  "
     assert re.match(f"{times}3 threads of shop wait for a mutex .*, held by holder.50., which waits for", lines[at + 1])

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import nlargest
-from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 
+from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate import location
 from offtop.model.aggregate.disk_rows import disk_rows
@@ -35,7 +34,6 @@ from offtop.model.windows.history import HistoryTick, moved_in
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
-from offtop.recording.replay import RecordedSource
 from offtop.reports import disk_table, file_table, tick_text
 from offtop.reports.tick import in_progress, passing
 from offtop.reports.tick_rows import waiters
@@ -175,33 +173,31 @@ def _storm_line(name: str, storm: Storm) -> str:
 
 
 def write(
-    path: Path,
+    source: Source,
+    name: str,
     categories: Categories,
     width: int,
     out: TextIO,
     rules: RuleSource = WITHOUT_RULES,
     weights: Weights | None = None,
 ) -> None:
-    """Write the report. Raises OfftopError if the file is not a recording or has no tick.
+    """Write the report of a recording with the file name `name`.
 
     `width`: columns to cut lines at; 0: do not cut. `weights`: of suspects; None: do not look for any.
     """
-    with closing(RecordedSource(path, categories=categories.ids)) as source:
-        totals = _Totals(source, categories, rules, weights)
-        while (snapshot := source.read()) is not None:
-            totals.add(snapshot)
-        lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
-        lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
-        lines += totals.lines()
-        out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
+    totals = _Totals(source, categories, rules, weights)
+    while (snapshot := source.read()) is not None:
+        totals.add(snapshot)
+    lines = [f"{printable(name)}: {dict(source.about())['recorded']}"]
+    lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
+    lines += totals.lines()
+    out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
 
 
 class _Totals:
     """What the report says, gathered tick by tick in bounded memory."""
 
-    def __init__(
-        self, source: RecordedSource, categories: Categories, rules: RuleSource, weights: Weights | None
-    ) -> None:
+    def __init__(self, source: Source, categories: Categories, rules: RuleSource, weights: Weights | None) -> None:
         self._source = source
         self._idle_categories = categories.idle
         self._cause_finder = CauseFinder(source.names, rules)
@@ -295,9 +291,7 @@ def _suspect_lines(every: Mapping[tuple[str, ...], _Suspected]) -> list[str]:
     return ["SUSPECTS: what others waited for, most harm first", *rows, *elided]
 
 
-def _program_lines(
-    window: Window, idle: Idle, source: RecordedSource, stuck: Stuck, cause_finder: CauseFinder
-) -> list[str]:
+def _program_lines(window: Window, idle: Idle, source: Source, stuck: Stuck, cause_finder: CauseFinder) -> list[str]:
     """Return the categories and the programs that waited most, as batch mode prints them."""
     wanted = Wanted(programs=True, most_rows=_ROWS)
     tick = passing(HistoryTick.of(window, idle), wanted.filter, cause_finder, stuck)
@@ -376,7 +370,7 @@ def _waiting_threads(tick: HistoryTick) -> float:
     return average(ns, tick.span_ns)
 
 
-def _with_longest(longest: list[_Longest], tick: HistoryTick, source: RecordedSource) -> list[_Longest]:
+def _with_longest(longest: list[_Longest], tick: HistoryTick, source: Source) -> list[_Longest]:
     """Add the longest wait of a tick if it is among the longest of all; keep one per process and stack."""
     shares = tick.shares
     is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
