@@ -318,7 +318,8 @@ static __always_inline void count_at_stack(struct disk_request *r, u64 ns, bool 
 	}
 }
 
-static __always_inline void finish(struct disk_request *r, bool has_failed)
+/* `is_refused`: its driver has ended it before the device got it. */
+static __always_inline void finish(struct disk_request *r, bool has_failed, bool is_refused)
 {
 	bool is_second = is_second_buffer();
 	struct disk_totals *t = totals_of(&r->key, r->comm, is_second);
@@ -338,7 +339,8 @@ static __always_inline void finish(struct disk_request *r, bool has_failed)
 	t->errors += has_failed;
 	count_in(t->lanes, r, queue_ns + device_ns);
 	count_in(t->queue_lanes, r, queue_ns);
-	count_in(t->device_lanes, r, device_ns);
+	if (!is_refused)
+		count_in(t->device_lanes, r, device_ns);
 	if (!c || queue_ns + device_ns < c->min_ns)
 		return;
 	disk_slow.update(&device, &now_ns);
@@ -445,10 +447,11 @@ int on_complete(struct bpf_raw_tracepoint_args *ctx)
 		r->bytes += bytes;
 	if (bytes < left)
 		return 0;
-	if (has_failed && !r->issued_ns) /* its driver has refused it, as that of a disk that is gone does */
+	bool is_refused = has_failed && !r->issued_ns; /* as by the driver of a disk that is gone */
+	if (is_refused)
 		r->issued_ns = bpf_ktime_get_ns();
 	if (r->issued_ns)
-		finish(r, has_failed);
+		finish(r, has_failed, is_refused);
 	disk_requests.delete(&address);
 	return 0;
 }
@@ -540,7 +543,7 @@ int on_bio_complete(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&error, sizeof(error), bio + BIO_STATUS);
 	if (!error)
 		r->bytes = r->left;
-	finish(r, error);
+	finish(r, error, false);
 	disk_requests.delete(&address);
 	return 0;
 }

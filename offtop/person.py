@@ -138,7 +138,7 @@ def is_roots(path: Path) -> bool:
     """Return whether only root can have written the file at `path`.
 
     The file and every directory above it must be owned by root, writable only by root, and not a link. Such a file
-    may be read with root's rights, and may hold settings that make root do something.
+    may be read with root's rights.
     """
     try:
         steps = [step.lstat() for step in (path.absolute(), *path.absolute().parents)]
@@ -218,9 +218,8 @@ def writing_theirs(path: Path, person: Person) -> Generator[BinaryIO]:
             opened.callback(os.close, directory)
             _check_regular_file(path, directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            opened.callback(
-                _remove_left_over, temporary_name, directory, person
-            )  # first: a signal may come at any time
+            # Before the file exists: a signal may come at any time.
+            opened.callback(_remove_left_over, temporary_name, directory, person)
             fd = os.open(temporary_name, flags, mode=0o600, dir_fd=directory)
         with os.fdopen(fd, "wb") as file:
             yield file

@@ -133,7 +133,7 @@ class Server:
 
     @property
     def refusals(self) -> int:
-        """Connections that were closed at once because there were too many, of all or of one address."""
+        """Connections that were closed at once because there were too many, of all or of one client."""
         return self._tcp.refusals
 
     def start(self, pages: Mapping[str, Page]) -> None:
@@ -218,7 +218,7 @@ def client_of(host: str) -> str:
     address = ip_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
         address = address.ipv4_mapped or address
-    if isinstance(address, IPv6Address):
+    if isinstance(address, IPv6Address) and not address.is_link_local:
         return str(ip_network((address, 64), strict=False))
     return "127.0.0.0/8" if address.is_loopback else str(address)
 

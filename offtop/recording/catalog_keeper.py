@@ -26,7 +26,8 @@ _SPARE_PEERS = 8_192
 source has at most half as many.
 """
 _MOST_TEXT = 64 << 20
-"""Most characters of details, wakes and peers: a name may be long, and any number of them may be new in a tick."""
+"""Most characters of details, wakes and peers: a name may be long, and any number of them may be new in a tick. Beyond
+that, processes have no command lines, and if these are not enough, nothing of a tick has such names."""
 _MOST_NAMES = 1 << 18
 """Most threads, processes and stacks in the Catalog, of each kind: a tick brings at most 220,000."""
 
@@ -51,8 +52,7 @@ class CatalogKeeper:
     def add(self, entry: Entry, snapshot: Snapshot) -> bool:
         """Add what the tick `entry` names; `snapshot` is its snapshot. Return whether unused names were forgotten."""
         at_ns = entry.change.at_ns
-        characters = _characters(entry.details, entry.wakes, entry.peers)
-        is_full = self._is_full(entry) or self._characters + characters > _MOST_TEXT
+        is_full = self._is_full(entry)
         is_tidied = is_full or at_ns - self._tidied_ns > _TIDY_NS
         if is_tidied:
             self._tidied_ns = at_ns
@@ -60,14 +60,22 @@ class CatalogKeeper:
             self._forget_peers(0 if is_full else _SPARE_PEERS)
             catalog = self.catalog
             self._characters = _characters(catalog.details, catalog.wakes, catalog.peers)
-        if self._characters + characters > _MOST_TEXT:  # as no source has
-            entry = replace(entry, details={}, wakes={}, peers={})
-            characters = 0
-        self._characters += characters
-        self._keep_names(entry)
+        self._keep_names(self._within_room(entry))
         of_io = [stack for one in (snapshot.files, snapshot.disks) if one for stack in ids_of(one.stacks)]
         self._keep_stacks(entry, of_io)
         return is_tidied
+
+    def _within_room(self, entry: Entry) -> Entry:
+        """Return the tick without texts for which there is no room."""
+        characters = _characters(entry.details, entry.wakes, entry.peers)
+        if self._characters + characters > _MOST_TEXT:
+            short = {pid: one._replace(cmdline="") for pid, one in entry.details.items()}
+            entry = replace(entry, details=short)
+            characters = _characters(entry.details, entry.wakes, entry.peers)
+        if self._characters + characters > _MOST_TEXT:  # as in no file of offtop
+            entry, characters = replace(entry, details={}, wakes={}, peers={}), 0
+        self._characters += characters
+        return entry
 
     def _is_full(self, entry: Entry) -> bool:
         """Return whether the Catalog may overflow: an untrusted file can set any clock, so that names never get old."""
@@ -144,8 +152,8 @@ class CatalogKeeper:
 
 
 def _characters(*tables: Mapping[Any, object]) -> int:
-    """Return how many characters the values of these tables have."""
-    return sum(_characters_in(value) for table in tables for value in table.values())
+    """Return how many characters the keys and values of these tables have."""
+    return sum(_characters_in(item) for table in tables for item in table.items())
 
 
 def _characters_in(value: object) -> int:

@@ -38,10 +38,12 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         """Raises sqlite3.Error and OfftopError."""
+        self._shown = printable(str(path))
         self._until_s = 0.0
         """When the current statement is given up."""
+        self._raised: BaseException | None = None
+        """What a signal handler raised during the current statement."""
         self._connection = self._opened(path)
-        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
         for setting in _SETTINGS:
             with self._statement():
                 self._connection.execute(setting)
@@ -52,13 +54,13 @@ class Database:
     def rows(self, query: str, *values: int, most: int) -> Iterator[tuple[Any, ...]]:
         """Yield the first `most` rows, one by one, because each may be large.
 
-        Raises ValueError if the database is damaged there.
+        Raises ValueError if the database is damaged there, OfftopError if that takes too long.
         """
         try:
             with self._statement():
                 yield from self._connection.execute(f"{query} LIMIT {most}", values)
         except (sqlite3.Error, OverflowError) as error:
-            raise ValueError(f"the recording is damaged ({error})") from None
+            raise ValueError(str(error)) from None
 
     def pragma(self, name: str) -> Any:
         """Return a setting of the database. Raises sqlite3.Error."""
@@ -72,14 +74,35 @@ class Database:
         try:
             yield
         except sqlite3.OperationalError as error:
-            is_interrupted = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT  # not all have one
-            if is_interrupted and time.monotonic() < self._until_s:
-                raise KeyboardInterrupt from None  # SQLite does not pass on what was raised in _is_too_long
-            raise
+            raised, self._raised = self._raised, None
+            if raised is not None:
+                raise raised from None
+            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_INTERRUPT:  # not all have one
+                raise
+            raise OfftopError(
+                f"{self._shown} takes too long to read. It is damaged, or its disk is slow: copy it elsewhere"
+            ) from None
 
-    def _is_too_long(self) -> bool:
-        """Return whether the current statement takes too long. Signal handlers run here, too."""
-        return time.monotonic() > self._until_s
+    def _too_long(self) -> Iterator[bool]:
+        """Yield whether the current statement takes too long.
+
+        Signal handlers run here, and SQLite would not pass on what they raise. Python calls them when it continues, so
+        in a function they would be called before its first line, outside of any `try`.
+        """
+        while True:
+            try:
+                yield self._raised is not None or time.monotonic() > self._until_s
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._raised = error
+
+    def _limit(self, connection: sqlite3.Connection) -> None:
+        """Bound what statements may take, before the first one."""
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
+        answers = self._too_long()
+        next(answers)
+        connection.set_progress_handler(answers.__next__, _STEPS)
 
     def _opened(self, path: Path) -> sqlite3.Connection:
         """Open the database: the directory may be untrusted, and we may be root.
@@ -102,7 +125,7 @@ class Database:
             f"file:{name}?mode=ro&{how}", uri=True, isolation_level=None, check_same_thread=False
         )
         try:
-            connection.set_progress_handler(self._is_too_long, _STEPS)
+            self._limit(connection)
             with self._statement():
                 connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
         except BaseException:
@@ -121,7 +144,7 @@ class Database:
                     _copy(Path(f"{path.resolve()}{end}"), Path(f"{copy}{end}"))
                 merging = sqlite3.connect(copy, isolation_level=None)
                 try:
-                    merging.set_progress_handler(self._is_too_long, _STEPS)
+                    self._limit(merging)
                     with self._statement():
                         merging.execute("PRAGMA journal_mode = DELETE")
                 finally:

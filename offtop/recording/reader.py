@@ -218,7 +218,9 @@ class Recording:
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
             most = checked.MOST_NAME if self._characters < _MOST_TEXT else _SHORT_NAME
-            file, raw_name, name = (file_format.text_of(one)[:most] for one in (file, raw_name, name))
+            texts = [file_format.text_of(one) for one in (file, raw_name, name)]
+            self.damaged += most == _SHORT_NAME < max(map(len, texts))  # functions may have the same name now
+            file, raw_name, name = (one[:most] for one in texts)
             name = printable(name)
             self._characters += len(file) + len(raw_name) + len(name)
             frame = Frame(file, file_format.unsigned(offset), raw_name)

@@ -48,7 +48,6 @@ COMMANDS = {
 }
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """File name suffixes by format."""
-"""What modes file and disk count."""
 _COMPARES = ("folded", "svg")
 """Formats that can show the difference to a baseline."""
 

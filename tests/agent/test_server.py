@@ -152,7 +152,7 @@ def test_connections_beyond_the_limit_are_closed_and_room_comes_back(busy: Calla
         ("10.1.2.3", "10.1.2.3"),
         ("::ffff:10.1.2.3", "10.1.2.3"),
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
+        ("fe80::1%eth0", "fe80::1"),
     ],
 )
 def test_addresses_that_one_client_can_choose_count_as_one(host: str, client: str) -> None:

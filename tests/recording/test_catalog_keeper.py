@@ -52,7 +52,15 @@ def test_text_is_bounded_though_any_number_of_long_names_may_be_new(monkeypatch:
     monkeypatch.setattr(catalog_keeper, "_MOST_TEXT", 1_000)
     keeper, first = CatalogKeeper(lambda _: EMPTY), change(NOTHING, WokenSource().after(1))
     replayed = Replayed(keeper.catalog)
-    for pid, command in ((1, "x" * 800), (2, "x" * 1_001), (3, "x" * 800)):
+    for pid, details in (
+        (1, Details("me", "x" * 600, "/", 7)),
+        (2, Details("me", "x" * 600, "/", 7)),
+        (3, Details("me", "", "/" * 600, 7)),
+    ):
         one: Change = replace(first, at_ns=pid * NS_PER_S)
-        keeper.add(Entry(one, details={pid: Details("me", command, "/", 7)}), replayed.add(one))
-    assert [*keeper.catalog.details] == [3]
+        keeper.add(Entry(one, details={pid: details}), replayed.add(one))
+    assert {pid: len(one.cmdline) for pid, one in keeper.catalog.details.items()} == {1: 600, 2: 0}
+    long = Object("pipe", "x" * 600)
+    one = replace(first, at_ns=4 * NS_PER_S)
+    keeper.add(Entry(one, peers={long: Peers(), pipe(1): PEERS}), replayed.add(one))
+    assert not keeper.catalog.peers

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,17 +62,31 @@ def endless(tmp_path: Path) -> Path:
 
 def test_statement_that_would_never_end_is_given_up(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_STATEMENT_S", 0.2)
-    with pytest.raises(OfftopError, match="is damaged"):
+    with pytest.raises(OfftopError, match=r"endless\.offtop takes too long to read"):
         Recording(endless)
 
 
-def test_signal_ends_a_statement(endless: Path) -> None:
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+def _exit(*_: object) -> None:
+    raise SystemExit(143)
+
+
+@pytest.mark.parametrize(("handler", "raised"), [(signal.default_int_handler, KeyboardInterrupt), (_exit, SystemExit)])
+def test_signal_ends_a_statement(endless: Path, handler: Callable[..., object], raised: type[BaseException]) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
     sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
     sender.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(raised):
             Recording(endless)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_schema_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large.offtop"
+    made = sqlite3.connect(path, isolation_level=None)
+    made.execute(f"CREATE VIEW large AS SELECT '{'x' * 40_000_000}'")
+    made.close()
+    with pytest.raises(OfftopError, match="is damaged"):
+        Recording(path)

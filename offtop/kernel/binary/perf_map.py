@@ -24,7 +24,9 @@ from offtop.worker import Rest, Worker
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_OF_ALL_BYTES = 256 * 1024 * 1024
-"""Most bytes of all maps together: any user can write maps for thousands of processes. Further ones are cut."""
+"""Most memory of all maps together: any user can write maps for thousands of processes. Further ones are cut."""
+_ENTRY_BYTES = 70
+"""Memory that an entry takes beside its text."""
 _MOST_ENTRIES = 300_000
 """More than a map of _MOST_BYTES has, unless it was crafted to keep offtop busy. Further entries are ignored."""
 _LONGEST_NAME = 1000
@@ -70,6 +72,10 @@ class PerfMap:
     def size_bytes(self) -> int:
         """Size of the part that has been read."""
         return len(self._entries.text)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.size_bytes + _ENTRY_BYTES * len(self._entries.starts)
 
     def read(self, reads: Channel, most_bytes: int = _MOST_BYTES) -> None:
         """Read what has been appended, up to `most_bytes` in all. Raises TimeoutError if that takes too long."""
@@ -159,7 +165,7 @@ class PerfMaps:
         for one in worker.requests(self._next):
             began_s = time.thread_time()
             with worker.changed:
-                room = _MOST_OF_ALL_BYTES - sum(other.size_bytes for other in self._maps.values() if other is not one)
+                room = _MOST_OF_ALL_BYTES - sum(other.memory_bytes for other in self._maps.values() if other is not one)
             with suppress(OSError):
                 one.read(self._reads, max(0, min(_MOST_BYTES, room)))
             with worker.changed:

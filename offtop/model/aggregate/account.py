@@ -88,11 +88,11 @@ class Accounts(NamedTuple):
     def by_process(self) -> Mapping[int, Account]:
         return self._by(self.codes >> 32, int)
 
-    def by(self, code_of: Mapping[tuple[int, ...], tuple[int, ...]]) -> Mapping[tuple[int, ...], Account]:
-        """Group by what `code_of` has for a thread, and by thread if it has nothing."""
+    def by(self, pools: Mapping[tuple[int, ...], tuple[int, ...]]) -> Mapping[tuple[int, ...], Account]:
+        """Group by what `pools` has for a thread, and by thread if it has nothing."""
         codes = self.codes.copy()
         for row, code in enumerate(self.codes.tolist()):
-            pid, number = code_of.get(thread_of(code), (0, 0))
+            pid, number = pools.get(thread_of(code), (0, 0))
             if number:
                 codes[row] = pid << 32 | (number & _TID_MASK)
         return self._by(codes, lambda code: (code >> 32, _signed(code & _TID_MASK)))

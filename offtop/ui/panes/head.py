@@ -32,7 +32,7 @@ MODES = (
 """(key, word, id) of each mode."""
 _LISTS = {FILES: ("7", "files"), DISKS: ("8", "disks")}
 """(key, word) of each list that is not about waits."""
-_OF_ALL = (STUCK, OUTLIERS, *_LISTS)
+_OF_ALL = (OUTLIERS, *_LISTS)
 """Lists of all processes, whichever is selected."""
 
 Spans = list[tuple[str, str]]
@@ -365,7 +365,7 @@ def picture_minutes(layout: Layout) -> str:
 
 def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     view = common.view
-    words = ["All", *(_chosen(common, glyphs) if view.focus not in _OF_ALL else _applied(common, glyphs))]
+    words = ["All", *(_chosen(common, glyphs) if view.focus not in _OF_ALL else _of_all(common, glyphs))]
     if view.path:
         words.append(printable(view.path[-1].name, glyphs.is_ascii))
     left: Spans = [(" > ".join(words), "crumb")]
@@ -405,13 +405,10 @@ def normal(baseline: Baseline, glyphs: Glyphs) -> str:
     return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
 
 
-def _applied(common: Common, glyphs: Glyphs) -> list[str]:
-    """Return what of the selection applies to a list of all processes."""
+def _of_all(common: Common, glyphs: Glyphs) -> list[str]:
+    """Return what of the selection applies to a list of all processes: only a cgroup, as a filter."""
     view = common.view
-    words = [view.category] if view.focus == STUCK and view.category != ALL else []
-    if view.group is not None and view.focus != OUTLIERS:
-        words.append(name_of(common.catalog, view.group[0], glyphs))
-    return words
+    return [name_of(common.catalog, view.group[0], glyphs)] if view.group and view.focus != OUTLIERS else []
 
 
 def _chosen(common: Common, glyphs: Glyphs) -> list[str]:
