@@ -94,13 +94,18 @@ def count(n: float) -> str:
     return f"{n:.0f}" if n >= 9.95 or n == int(n) else f"{n:.1f}"
 
 
-def size(n: int) -> str:
-    """Format a number of bytes in powers of 1024: `62MB`."""
+def byte_rate(bytes_per_s: float) -> str:
+    """Format a rate in powers of 1000, as the columns MB/S have it: `62MB/s`."""
+    return f"{size(round(bytes_per_s), 1000)}/s"
+
+
+def size(n: int, step: int = 1024) -> str:
+    """Format a number of bytes in powers of `step`: `62MB`."""
     value = float(n)
     for word in ("B", "KB", "MB", "GB"):
         if value < 1000 or word == "GB":
             return f"{value:.0f}{word}" if value >= 9.95 or word == "B" else f"{value:.1f}{word}"
-        value /= 1024
+        value /= step
     return ""
 
 

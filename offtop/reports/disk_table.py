@@ -17,7 +17,7 @@ from offtop.reports import objects
 from offtop.reports.io_changes import change_object, compared_rows
 from offtop.reports.stack_objects import request_stacks
 from offtop.reports.tick import Tick
-from offtop.units import NS_PER_S, count, duration, size
+from offtop.units import NS_PER_S, byte_rate, count, duration
 
 NOT_COUNTED = "requests to disks were not counted in this tick"
 _DISKS_HEAD = (
@@ -44,7 +44,7 @@ def table(listed: DiskRows, span_ns: int, most_rows: int | None = None) -> Itera
     total, per_s = listed.total, NS_PER_S / span_ns
     lost = f", lost {listed.lost} requests" if listed.lost else ""
     yield (
-        f"requests to disks: {count(total.requests * per_s)}/s, {size(round(total.bytes * per_s))}/s, "
+        f"requests to disks: {count(total.requests * per_s)}/s, {byte_rate(total.bytes * per_s)}, "
         f"{duration(total.outstanding_ns) or '0'} in queue and disk{lost}"
     )
     if listed.unsuited:

@@ -16,7 +16,7 @@ from offtop.reports import objects
 from offtop.reports.io_changes import change_object, compared_rows
 from offtop.reports.stack_objects import file_stacks
 from offtop.reports.tick import Tick
-from offtop.units import NS_PER_S, count, duration, size
+from offtop.units import NS_PER_S, byte_rate, count, duration
 
 NOT_COUNTED = "file operations were not counted in this tick"
 _HEAD = (
@@ -39,7 +39,7 @@ def table(listed: FileRows, span_ns: int, most_rows: int | None = None) -> Itera
     total, per_s = listed.total, NS_PER_S / span_ns
     lost = f", lost {listed.lost} calls" if listed.lost else ""
     yield (
-        f"file operations: {count(total.calls * per_s)} calls/s, {size(round(total.bytes * per_s))}/s, "
+        f"file operations: {count(total.calls * per_s)} calls/s, {byte_rate(total.bytes * per_s)}, "
         f"{duration(total.total_ns) or '0'} in calls{lost}"
     )
     if listed.unsuited:

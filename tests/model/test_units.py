@@ -74,6 +74,7 @@ def test_counts_and_rates_are_at_most_4_wide() -> None:
 
 def test_bytes_are_in_powers_of_1024() -> None:
     assert [units.size(n) for n in (0, 999, 2048, 62 * 2**20)] == ["0B", "999B", "2.0KB", "62MB"]
+    assert [units.byte_rate(n) for n in (0, 999, 2_500, 97.2e6)] == ["0B/s", "999B/s", "2.5KB/s", "97MB/s"]
 
 
 def test_average_over_no_time_is_0() -> None:

@@ -61,7 +61,7 @@ def names() -> Names:
 
 def test_tables_have_a_line_per_disk_and_per_operation(names: Names) -> None:
     summary, _, device, _, *rows = lines(tick(names), "WAITING", False, False)
-    assert summary == "requests to disks: 104/s, 4.2MB/s, 208ms in queue and disk"
+    assert summary == "requests to disks: 104/s, 4.4MB/s, 208ms in queue and disk"
     assert device.split() == ["sda\\x1b", "100", "4", "0.41", "4.00", "0", "1", "50", "33us", "40ms"]
     assert [row.split()[:5] for row in rows] == [
         ["write", "sda\\x1b", "4", "4.00", "188ms"],

@@ -60,7 +60,7 @@ def names() -> Names:
 
 def test_table_has_a_line_per_operation_most_time_first(names: Names) -> None:
     summary, head, *rows = lines(tick(names), "WAITING", False)
-    assert summary == "file operations: 502 calls/s, 3.8MB/s, 89ms in calls"
+    assert summary == "file operations: 502 calls/s, 4.0MB/s, 89ms in calls"
     assert head.split()[2:-1] == COLUMNS
     assert [row.split()[2] for row in rows] == ["fsync", "pread"]
     assert rows[1].split()[3:9] == ["500", "4.00", "9.0ms", "0", "16us", "16us"]

@@ -77,7 +77,7 @@ async def test_first_screen_can_list_requests_to_disks() -> None:
     async with shown(source(), (160, 50), view=VIEW) as (app, _):
         assert "|8 disks|" in screen(app)[0]
         title, devices, sda, odd, heads, first, *_ = pane(app, DISKS)
-        assert title.strip("─ ") == "requests to disks: 1.0k/s, LOST 9, 9.2MB/s, 1.04s in queue and disk in 3s"
+        assert title.strip("─ ") == "requests to disks: 1.0k/s, LOST 9, 9.6MB/s, 1.04s in queue and disk in 3s"
         assert devices.split()[:8] == ["DISK", "r/s", "w/s", "rMB/s", "wMB/s", "QUEUED", "IN-DISK", "%UTIL"]
         assert sda.split() == [
             *("sda", "1.0k", "20", "4.10", "1.31", "2", "1", "50"),

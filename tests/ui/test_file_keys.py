@@ -55,7 +55,7 @@ async def test_first_screen_can_list_file_operations() -> None:
     async with shown(source(), (160, 50), view=VIEW) as (app, _):
         assert "|7 files|" in screen(app)[0]
         title, heads, first, *_ = pane(app, FILES)
-        assert title.strip("─ ") == ("file operations: 1.1k calls/s, LOST 9: no room, 7.6MB/s, 270ms in calls in 3s")
+        assert title.strip("─ ") == ("file operations: 1.1k calls/s, LOST 9: no room, 8.0MB/s, 270ms in calls in 3s")
         assert heads.split() == [
             "OP",
             "FILE",

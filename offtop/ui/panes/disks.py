@@ -15,7 +15,7 @@ from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
 from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
-from offtop.units import count, duration, size, span
+from offtop.units import byte_rate, count, duration, span
 
 _P99_WIDTH, _MAX_WIDTH, _LEAST_DISK, _MOST_DISK, _MOST_WHO = 100, 90, 8, 24, 40
 """Least widths for these columns; widths of DISK and WHO."""
@@ -73,7 +73,7 @@ def title(shown: DisksPicture, common: Common) -> str:
     parts = [
         f"requests to disks: {count(total.requests * per_s)}/s",
         *lost,
-        f"{size(round(total.bytes * per_s))}/s",
+        byte_rate(total.bytes * per_s),
         f"{duration(total.outstanding_ns) or '0'} in queue and disk in {span(round(shown.span_ns, -8))}",
     ]
     if hidden := len(listed.devices) - len(shown.devices):

@@ -16,7 +16,7 @@ from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
 from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
-from offtop.units import count, duration, size, span
+from offtop.units import byte_rate, count, duration, span
 
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
 """Least widths for these columns."""
@@ -74,7 +74,7 @@ def title(shown: FilesPicture, common: Common) -> str:
     parts = [
         f"file operations: {count(total.calls * per_s)} calls/s",
         *lost,
-        f"{size(round(total.bytes * per_s))}/s",
+        byte_rate(total.bytes * per_s),
         f"{duration(total.total_ns) or '0'} in calls in {span(round(shown.span_ns, -8))}",
     ]
     if common.view.span_ns == SINCE_START:
