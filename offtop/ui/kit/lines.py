@@ -97,8 +97,9 @@ def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], wi
 
 
 def rule(title: str, pen: Pen) -> Line:
-    """Return the title of a pane in a horizontal line."""
-    shown = f" {title} "
+    """Return the title of a pane in a horizontal line. A title that is too long ends in an ellipsis."""
+    room = pen.width - 3
+    shown = f" {title} " if cell_len(title) <= room else f" {fit(title, room, pen.glyphs)}"
     spans = (
         (pen.glyphs.rule * 2, "rule"),
         (shown, "title"),
