@@ -302,7 +302,7 @@ def _trust(shown: HeadPicture, common: Common, wrong: Sequence[str], most: int) 
         first = [("exact", "text")]
     else:
         first = [("lost 0" if sampling is None or sampling.lost_known else LOST_UNKNOWN, "text")]
-    return [*first, *((f"  {word}", "lost") for word in wrong[:most])]
+    return [*first, *((f", {word}", "lost") for word in wrong[:most])]
 
 
 def _least_trust(shown: HeadPicture, common: Common, wrong: Sequence[str]) -> Spans:

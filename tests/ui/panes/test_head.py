@@ -23,10 +23,10 @@ LOST = "lost 6 sites 2.4k stacks 9 threads", "lost 2.5k"
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (160, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6% 212ns/switch ui 1.9% of 1 cpu  81k switches/s"),
-        (80, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6% ui 1.9% of 1 cpu"),
-        (70, f"lost 0  {UNEXPLAINED}  Cost bpf 0.6%"),
-        (50, f"lost 0  {UNEXPLAINED}"),
+        (160, f"lost 0, {UNEXPLAINED}  Cost bpf 0.6% 212ns/switch ui 1.9% of 1 cpu  81k switches/s"),
+        (80, f"lost 0, {UNEXPLAINED}  Cost bpf 0.6% ui 1.9% of 1 cpu"),
+        (70, f"lost 0, {UNEXPLAINED}  Cost bpf 0.6%"),
+        (50, f"lost 0, {UNEXPLAINED}"),
         (40, "lost 0"),
     ],
 )
@@ -42,9 +42,9 @@ async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width:
     [
         (
             Thinned(0, 4 * MS, 1, 50, 150 * MS),
-            "lost 0  stacks from 4ms up on 1 of 2 CPUs  30% of the time without stacks",
+            "lost 0, stacks from 4ms up on 1 of 2 CPUs, 30% of the time without stacks",
         ),
-        (Thinned(3, 64 * MS, 2, 0, 0, is_over=True), "lost 0  stacks from 64ms up  over budget: -p watches less"),
+        (Thinned(3, 64 * MS, 2, 0, 0, is_over=True), "lost 0, stacks from 64ms up, over budget: -p watches less"),
     ],
 )
 @asynchronous
@@ -63,11 +63,11 @@ async def test_kernel_stacks_that_are_verified_are_not_called_exact() -> None:
             return replace(earlier, cost=earlier.cost._replace(kernel_check_every=64))
 
     async with shown(Verifying(ticks=12), (160, 24)) as (app, _):
-        assert cost_line(app).split("  Cost")[0] == "lost 0  kernel stacks verified (1 in 64 checked)"
+        assert cost_line(app).split("  Cost")[0] == "lost 0, kernel stacks verified (1 in 64 checked)"
     thinned = Verifying([HALF], machine=Machine(2))
     thinned.thinned = Thinned(3, 8 * MS, 2, 50, 150 * MS, is_over=True)
     async with shown(thinned, (80, 24)) as (app, _):
-        assert "stacks from 8ms up  kernel stacks verified (1 in 64 checked)" in cost_line(app)
+        assert "stacks from 8ms up, kernel stacks verified (1 in 64 checked)" in cost_line(app)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
@@ -86,8 +86,8 @@ async def test_exact_numbers_need_no_line_of_their_own(width: int) -> None:
     [
         (lambda: ScriptedSource(ticks=12, lost={"sites": 2}), "lost 20 sites"),
         (lambda: SampledSource(ticks=12), "lost 0"),
-        (lambda: thinned_source(), "lost 0  stacks from 4ms up"),
-        (lambda: ScriptedSource([BUSY], machine=Machine(2)), f"lost 0  {UNEXPLAINED}"),
+        (lambda: thinned_source(), "lost 0, stacks from 4ms up"),
+        (lambda: ScriptedSource([BUSY], machine=Machine(2)), f"lost 0, {UNEXPLAINED}"),
     ],
     ids=["lost", "sampled", "thinned", "unexplained"],
 )
