@@ -318,14 +318,14 @@ static __always_inline void count_at_stack(struct disk_request *r, u64 ns, bool 
 	}
 }
 
-/* `is_refused`: its driver has ended it before the device got it. */
-static __always_inline void finish(struct disk_request *r, bool has_failed, bool is_refused)
+static __always_inline void finish(struct disk_request *r, bool has_failed)
 {
 	bool is_second = is_second_buffer();
 	struct disk_totals *t = totals_of(&r->key, r->comm, is_second);
 	u32 zero = 0, device = r->key.device;
 	struct config *c = config.lookup(&zero);
-	u64 now_ns = bpf_ktime_get_ns(), queue_ns = r->issued_ns - r->start_ns, device_ns = now_ns - r->issued_ns;
+	u64 now_ns = bpf_ktime_get_ns(), queued_until_ns = r->issued_ns ? r->issued_ns : now_ns;
+	u64 queue_ns = queued_until_ns - r->start_ns, device_ns = now_ns - queued_until_ns;
 
 	if (!t)
 		return;
@@ -339,7 +339,7 @@ static __always_inline void finish(struct disk_request *r, bool has_failed, bool
 	t->errors += has_failed;
 	count_in(t->lanes, r, queue_ns + device_ns);
 	count_in(t->queue_lanes, r, queue_ns);
-	if (!is_refused)
+	if (r->issued_ns)
 		count_in(t->device_lanes, r, device_ns);
 	if (!c || queue_ns + device_ns < c->min_ns)
 		return;
@@ -447,11 +447,8 @@ int on_complete(struct bpf_raw_tracepoint_args *ctx)
 		r->bytes += bytes;
 	if (bytes < left)
 		return 0;
-	bool is_refused = has_failed && !r->issued_ns; /* as by the driver of a disk that is gone */
-	if (is_refused)
-		r->issued_ns = bpf_ktime_get_ns();
-	if (r->issued_ns)
-		finish(r, has_failed, is_refused);
+	if (r->issued_ns || has_failed) /* the driver of a disk that is gone refuses requests before they are issued */
+		finish(r, has_failed);
 	disk_requests.delete(&address);
 	return 0;
 }
@@ -543,7 +540,7 @@ int on_bio_complete(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&error, sizeof(error), bio + BIO_STATUS);
 	if (!error)
 		r->bytes = r->left;
-	finish(r, error, false);
+	finish(r, error);
 	disk_requests.delete(&address);
 	return 0;
 }

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -285,6 +285,22 @@ def test_file_is_written_to_the_directory_that_was_opened(ann: Person, monkeypat
     write_theirs(own / "a", ann, "new")
     assert names(ann.home / "moved") == ["a"]
     assert names(others) == []
+
+
+def test_signal_right_after_a_file_was_made_leaves_nothing(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def interrupted(path: str | Path, flags: int, **options: Any) -> int:
+        fd = opened(path, flags, **options)
+        if flags & os.O_CREAT:
+            os.close(fd)
+            raise KeyboardInterrupt
+        return fd
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_theirs(ann.home / "it", ann, "x")
+    assert not [*ann.home.glob(".offtop-*")] and not (ann.home / "it").exists()
 
 
 @pytest.mark.parametrize("step", ["replace", "fsync"])

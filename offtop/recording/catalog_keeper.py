@@ -72,7 +72,7 @@ class CatalogKeeper:
             short = {pid: one._replace(cmdline="") for pid, one in entry.details.items()}
             entry = replace(entry, details=short)
             characters = _characters(entry.details, entry.wakes, entry.peers)
-        if self._characters + characters > _MOST_TEXT:  # as in no file of offtop
+        if self._characters + characters > _MOST_TEXT:  # as in no recording that offtop wrote
             entry, characters = replace(entry, details={}, wakes={}, peers={}), 0
         self._characters += characters
         return entry

@@ -87,6 +87,10 @@ async def test_enter_lists_the_processes_of_a_cgroup_and_escape_goes_back() -> N
         await pilot.press("enter")
         assert [key for key, *_ in listed(app)] == [(200, 201)]
         assert crumb_line(app).startswith("All > mysql.service > bank(200) ")
+        for key, path in (("7", "All > mysql.service "), ("O", "All ")):
+            await pilot.press(key)
+            assert crumb_line(app).partition("   ")[0] == path.rstrip()
+            await pilot.press(key)
         await pilot.press("escape", "escape")
         assert (app.view.filter.text, app.view.cursor) == ("cat=lock", MYSQL)
         assert line(app, "mysql.service").startswith(">")
