@@ -25,7 +25,7 @@ _INET_ANSWER = struct.Struct("=BB2x2s2s16s16sI8s16xI")
 _UNIX = struct.Struct("=BBHIII8s")
 _UNIX_ANSWER = struct.Struct("=4xI8s")
 _ATTRIBUTE = struct.Struct("=HH")
-_WANTS_PEER, _PEER = 4, 2
+_WANTS_NAME_AND_PEER, _NAME, _PEER = 1 | 4, 0, 2
 _INET_QUEUES = struct.Struct("=BBxx2s2s16s16sI8s4xIIxxxxI")
 """The same with the lengths of both queues."""
 _INFO = 2
@@ -54,8 +54,11 @@ class _SocketEntry(NamedTuple):
 
 class PeerSocket(NamedTuple):
     inode: int
-    listens: bool
+    """0 if it is not on this machine, or in another network namespace; only for a client."""
+    listens: bool = False
     """True if this is the listening socket, because the connection has not been accepted yet."""
+    is_client: bool = False
+    """Whether it opened the connection, and this end accepted it."""
 
 
 class Connection(NamedTuple):
@@ -87,23 +90,30 @@ class Sockets:
         """Find the peer of a `tcp` or `udp` connection; None if it is not on this machine, or unknown.
 
         It is also None if the socket with these addresses is not `inode`: then the connection is closed, or in another
-        namespace.
+        namespace. A client on another machine has no inode.
         """
         local_address, peer_address = _split(local), _split(peer)
         if _ANY in (local_address[0], peer_address[0]):
             return None
         own = self._find(protocol, local_address, peer_address)
         found = self._find(protocol, peer_address, local_address)
-        if not own or own.inode != inode or not found:
+        if not own or own.inode != inode:
             return None
         is_local = ip_address(peer_address[0]).is_loopback or peer_address[0] == local_address[0]
-        if protocol == "udp" or found.state == _LISTEN:  # the kernel may have matched only the port
-            return PeerSocket(found.inode, found.state == _LISTEN) if is_local and found.inode else None
-        if found.inode:
-            return PeerSocket(found.inode, False)
-        is_pending = found.state in (_ESTABLISHED, _SYN_RECV)
-        listener = self._find(protocol, peer_address, _NOWHERE) if is_pending else None
-        return PeerSocket(listener.inode, True) if listener and listener.inode else None
+        if protocol == "udp" or (found and found.state == _LISTEN):  # the kernel may have matched only the port
+            return PeerSocket(found.inode, found.state == _LISTEN) if found and is_local and found.inode else None
+        if self._listener(local_address):
+            return PeerSocket(found.inode if found else 0, is_client=True)
+        if found and found.inode:
+            return PeerSocket(found.inode)
+        is_pending = found and found.state in (_ESTABLISHED, _SYN_RECV)
+        listener = self._listener(peer_address) if is_pending else 0
+        return PeerSocket(listener, listens=True) if listener else None
+
+    def _listener(self, local: tuple[str, int]) -> int:
+        """Return the inode of the socket that accepts TCP connections at an address; 0 if there is none."""
+        found = self._find("tcp", local, _NOWHERE)
+        return found.inode if found and found.state == _LISTEN else 0
 
     def connections(self, most: int) -> list[Connection]:
         """Return the established TCP connections and the sockets that listen; none if there are more than `most`.
@@ -134,10 +144,20 @@ class Sockets:
                 yield part[at + _HEADER.size : at + length]
                 at += max(length + 3 & ~3, _HEADER.size)
 
-    def unix_peer(self, inode: int) -> int:
-        """Inode of the peer of a Unix socket; 0 if there is none, or it is not accepted yet."""
-        answer = self._answer(_UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_PEER, _NO_COOKIE))
-        return int.from_bytes(_attributes(answer, _UNIX_ANSWER.size).get(_PEER, b"")[:4], "little")
+    def unix_peer(self, inode: int) -> PeerSocket | None:
+        """Find the peer of a Unix socket; None if there is none, or it is not accepted yet.
+
+        It is a client if only this end has a name: a socket that accept() returns has that of the listener.
+        """
+        own = self._unix_attributes(inode)
+        peer = int.from_bytes(own.get(_PEER, b"")[:4], "little")
+        if not peer:
+            return None
+        return PeerSocket(peer, is_client=_NAME in own and _NAME not in self._unix_attributes(peer))
+
+    def _unix_attributes(self, inode: int) -> dict[int, bytes]:
+        request = _UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_NAME_AND_PEER, _NO_COOKIE)
+        return _attributes(self._answer(request), _UNIX_ANSWER.size)
 
     def _find(self, protocol: str, local: tuple[str, int], peer: tuple[str, int]) -> _SocketEntry | None:
         """Find the socket with these addresses, or else one that listens at `local`."""

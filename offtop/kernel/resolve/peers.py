@@ -30,6 +30,7 @@ from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import (
+    CLIENT,
     EPOLL,
     FILE,
     HOLDER,
@@ -71,6 +72,8 @@ _PATIENCE_S = 0.3
 """How long to wait for one read of another process."""
 _READS, _WRITES = 0o400, 0o200
 _EVENTPOLL, _SOCKET, _PIPE = "anon_inode:[eventpoll]", "socket:[", "pipe:["
+_AWAY = ""
+"""In place of a link: the other end is on another machine, or in another network namespace."""
 _WATCHES = re.compile(rb"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 """A watched descriptor in /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
 
@@ -248,7 +251,9 @@ class PeersWorker:
                 del self._retry_s[next(iter(self._retry_s))]
 
     def _is_unchanged(self, one: str) -> bool:
-        """Return whether all known holders still have it open."""
+        """Return whether all known holders still have it open; true if it is away."""
+        if one == _AWAY:
+            return True
         with suppress(OSError):
             holders = self._holders.get(one, ())
             links = (Path(f"/proc/{holder.pid}/fd/{holder.fd}").readlink() for holder in holders)
@@ -325,7 +330,8 @@ def _code(link: str) -> int:
 def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]:
     """Return the link text in /proc/PID/fd of each object's other end, and its holders' role.
 
-    The role is "" for a pipe, which is the same for both ends: there it depends on each holder's open mode.
+    The link is _AWAY for a client that is not on this machine. The role is "" for a pipe, which is the same for both
+    ends: there it depends on each holder's open mode.
     """
     found = {what: (what.name, "") for what in waited_on if what.kind == PIPE}
     of_processes: dict[int, list[Object]] = {}
@@ -337,12 +343,12 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
             for what in objects:
                 inode = int(what.name[len(_SOCKET) : -1])
                 if what.kind == UNIX:
-                    there, role = sockets.unix_peer(inode), PEER
+                    peer = sockets.unix_peer(inode)
                 else:
-                    there, listens = sockets.peer_of(what.kind, inode, what.local, what.peer) or (0, False)
-                    role = LISTENER if listens else PEER
-                if there:
-                    found[what] = f"{_SOCKET}{there}]", role
+                    peer = sockets.peer_of(what.kind, inode, what.local, what.peer)
+                if peer:
+                    role = LISTENER if peer.listens else CLIENT if peer.is_client else PEER
+                    found[what] = f"{_SOCKET}{peer.inode}]" if peer.inode else _AWAY, role
     return found
 
 
@@ -428,9 +434,11 @@ def _peers(holders: Sequence[Holder], role: str) -> Peers:
 
 
 def _side(role: str, holders: Sequence[Holder]) -> tuple[PeerSide, ...]:
-    """Return () if there are no holders."""
+    """Return () if there are no holders, and it is no client, which may be away."""
     pids = [*dict.fromkeys(one.pid for one in holders)]
-    return (PeerSide(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),) if pids else ()
+    if not pids and role != CLIENT:
+        return ()
+    return (PeerSide(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),)
 
 
 def _comm(pid: int) -> str:

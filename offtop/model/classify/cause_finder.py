@@ -15,6 +15,7 @@ from offtop.model.classify.causes import (
     BELOW_REASON,
     NO_REASON,
     NO_RULES,
+    PeerName,
     Reason,
     Rule,
     RuleSource,
@@ -92,8 +93,8 @@ class _WaitKind(NamedTuple):
     user: int
     program: str
     what: Object
-    peer: tuple[str, str] | None
-    """Peer of the object, as for Rule.at."""
+    peer: PeerName | None
+    """Peer of the object; None if it is unknown."""
 
 
 class CauseFinder:
@@ -109,7 +110,7 @@ class CauseFinder:
         self.unanswered: dict[Object, int] = {}
         """Objects of the last `rules_of` for which a rule would name the peer if it were known → a process that waits
         on it."""
-        self._rules_with_peer: dict[tuple[str, tuple[str, str]], Rule] = {}
+        self._rules_with_peer: dict[tuple[str, PeerName], Rule] = {}
         """Rules with the name of the peer filled in."""
         self._rule_by_kind: dict[_WaitKind, Rule | None] = {}
         self._rule_by_row: dict[tuple[int, ...], tuple[str, Rule | None]] = {}
@@ -163,7 +164,7 @@ class CauseFinder:
             if kernel in PLACELESS or total_ns <= 0:
                 continue
             rule = self._of_row(row, catalog)
-            if rule and rule.service and may_have_peers(what := catalog.wake(wake).object):
+            if rule and (rule.service or rule.client) and may_have_peers(what := catalog.wake(wake).object):
                 unanswered[what] = pid
             name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
             if row in estimated:
@@ -287,8 +288,8 @@ class CauseFinder:
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, catalog)
         candidates = self._candidates_for(subject.category, kind.program)
         found = next((rule for rule in candidates if rule.matches(subject)), None)
-        if found and found.service and peer:
-            found = self._rules_with_peer.setdefault((found.id, peer), found.at(*peer))
+        if found and peer:
+            found = self._rules_with_peer.setdefault((found.id, peer), found.at(peer))
         self._rule_by_kind[kind] = found
         return found
 
@@ -308,10 +309,13 @@ class CauseFinder:
                 self._unnamed.setdefault(frame, set()).add(kind)
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
-    def _peer(self, kernel: int, what: Object, catalog: Catalog) -> tuple[str, str] | None:
-        """Return the peer: the name of a local process, or the service of the port."""
-        name = printable(catalog.peers_of(what).name(catalog.stack(kernel)))
-        return (name, _slug(name)) if name else self._rules.service(what)
+    def _peer(self, kernel: int, what: Object, catalog: Catalog) -> PeerName | None:
+        """Return the peer: a local process, the service of the port, or an unknown client."""
+        peers = catalog.peers_of(what)
+        name = printable(peers.name(catalog.stack(kernel)))
+        if name or peers.is_client:
+            return PeerName(name, _slug(name) if name else "", peers.is_client)
+        return self._rules.service(what)
 
     def _drop_outdated(self, catalog: Catalog) -> None:
         """Drop what may have changed."""

@@ -114,6 +114,17 @@ class Condition(NamedTuple):
         return any(map(self.compiled.match, names)) != (self.where == "not")
 
 
+class PeerName(NamedTuple):
+    """The other end of what a thread waits on."""
+
+    name: str
+    """Name of a local process, or the service of a port; empty for a client of which neither is known."""
+    word: str
+    """What tells it from others in an id: the port, or the name in the form of ids; empty without a name."""
+    is_client: bool = False
+    """Whether the thread's process accepted the connection."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     id: str
@@ -131,6 +142,8 @@ class Rule:
     """Whether the wait is idle, whatever its category; None: the category decides."""
     service: str = ""
     """The name to use if the peer is known, with `{}` for the peer."""
+    client: str = ""
+    """The same if the peer is a client: `client nginx`, or `a client` if its name is unknown."""
     origin: str = ""
     """The file that it is from, and where in it."""
     without_peer: "Rule | None" = None
@@ -141,10 +154,20 @@ class Rule:
         """The rule without the peer's name."""
         return self.without_peer or self
 
-    def at(self, service: str, word: str) -> "Rule":
-        """Return the rule with the peer's name. `word` is the port, or what else distinguishes it."""
+    def at(self, peer: "PeerName") -> "Rule":
+        """Return the rule with the peer's name; the same rule if it has no name for such a peer."""
+        template, name, word = self.service, peer.name, peer.word
+        if peer.is_client and self.client:
+            template, name, word = self.client, f"client {name}" if name else "a client", f"client-{word}".strip("-")
+        if not template or not name:
+            return self
         return replace(
-            self, id=f"{self.id}-{word}", name=self.service.replace("{}", service), service="", without_peer=self
+            self,
+            id=f"{self.id}-{word}",
+            name=template.replace("{}", name),
+            service="",
+            client="",
+            without_peer=self,
         )
 
     def matches(self, subject: Subject) -> bool:
@@ -187,15 +210,15 @@ class Rules:
             and (not must_name or any(one.where == "category" for one in rule.conditions))
         )
 
-    def service(self, what: Object) -> tuple[str, str] | None:
-        """Return the usual service of the peer, and its port.
+    def service(self, what: Object) -> PeerName | None:
+        """Return the usual service of the peer, by its port.
 
         None if it is unknown or if the peer is the client: clients have the higher port.
         """
         port, own = what.peer.rpartition(":")[2], what.local.rpartition(":")[2]
         is_asked = port.isdecimal() and not (own.isdecimal() and int(own) < int(port))
         name = self.services.get(int(port)) if is_asked else None
-        return (name, port) if name else None
+        return PeerName(name, port) if name else None
 
     def before(self, others: "Rules") -> "Rules":
         """Return these rules, followed by those of `others` whose ids are not used here."""
@@ -325,7 +348,7 @@ class _Reader(RuleFile):
 
     def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
         where = self.rule_place(number)
-        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "depth", *CONDITIONS}, where)
+        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "client", "depth", *CONDITIONS}, where)
         depth = table.get("depth", 0)
         if "depth" in table and (type(depth) is not int or not 0 < depth <= _DEEPEST):
             raise self.wrong(where, f"`depth` is not a number of functions: write 1 to {_DEEPEST}")
@@ -354,6 +377,7 @@ class _Reader(RuleFile):
             depth,
             self.flag(table, "idle", where) if "idle" in table else None,
             self._text(table, "service", where, "the name if the peer is known") if "service" in table else "",
+            self._text(table, "client", where, "the name if the peer is a client") if "client" in table else "",
             f"{self.name}, {where}",
         )
 

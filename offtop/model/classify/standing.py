@@ -18,6 +18,7 @@ from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Paths
 from offtop.model.classify.wait_graph import AWAY, IDLE, KnownPeers, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
+from offtop.model.values.blockers import PIPE as PIPE_END
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import nameless
@@ -93,9 +94,9 @@ class WaitsOfTick:
         self.via = {edge.source: edge.via for edge in self.graph.edges.of_waits}
         """Row → how it is known which thread must act."""
         self._answers = defaultdict[int, list[Edge]](list)
-        """By row: edges to processes that may owe an answer."""
+        """By row: edges to processes that may owe an answer, or data."""
         for edge in self.graph.edges.of_waits:
-            if edge.via in (ANSWER, SOCKET):
+            if edge.via in (ANSWER, SOCKET, PIPE_END):
                 self._answers[edge.source].append(edge)
         self.counts = self._counted()
         """Which nodes' own waits count."""
@@ -118,6 +119,16 @@ class WaitsOfTick:
             return NO_SITES
         ids = rows_at(self.waits.sites, self.standing)
         return SiteKeys(rows_at(ids, self._window.still.mask(ids)))
+
+    def is_for_request(self, row: int) -> bool:
+        """Return whether a wait is for the next message of a client that is not stuck: the server has no work."""
+        of_object = self.snapshot.catalog.peers_of(self.snapshot.catalog.wake(int(self.waits.rows[row, WAKE])).object)
+        return (
+            of_object.is_client
+            and self._leaves[int(self._leaf[row])].category in self._weights.normal
+            and self._has_normal_cause(row)
+            and not self._is_owed(row)
+        )
 
     def programs_at(self, category: str) -> set[str]:
         """Return the programs with a thread in a wait of that category."""
@@ -208,12 +219,20 @@ class WaitsOfTick:
         is_normal = rows & self._is_leaf(lambda leaf: leaf.category in self._weights.normal)
         for row in self.via:
             if is_normal[row]:
-                owed = any(self._owes(edge) for edge in self._answers.get(row, ()))
-                is_normal[row] = not owed and self.via[row] not in self._weights.via
+                is_normal[row] = not self._is_owed(row) and self.via[row] not in self._weights.via
         return is_normal
 
+    def _is_owed(self, row: int) -> bool:
+        return any(self._owes(edge) for edge in self._answers.get(row, ()))
+
     def _owes(self, edge: Edge) -> bool:
-        """Return whether the target of an edge owes the waiting client an answer, as far as is known."""
+        """Return whether the target of an edge owes the waiting thread an answer, as far as is known.
+
+        Others at the far end of a pipe may have nothing to write, whatever they wait for.
+        """
+        if edge.via == PIPE_END:
+            own = self.graph.edges.threads_of(edge.target) or [edge.target]
+            return any(self.graph.nodes[one].state == STOPPED for one in own)
         if edge.via == ANSWER:
             is_away = self.graph.nodes[edge.target].state == AWAY  # so nobody here knows whether it looks idle
             return edge.is_exact or is_away or self._is_at_work(edge.target, _KEEPS_WAITING)

@@ -195,7 +195,7 @@ class _Ends:
 
     def _weight(self, row: int, state: str, via: str | None) -> float:
         """`via`: how it is known which thread must act; None if that is unknown."""
-        if via is None and self._is_kernel_thread(row):
+        if (via is None and self._is_kernel_thread(row)) or self._waits.is_for_request(row):
             return 0.0
         weight = self._weights.of(state, self._waits.rule(row), via is not None)
         return max(weight, self._weights.via.get(via or "", 0.0))

@@ -10,11 +10,13 @@ from typing import NamedTuple
 from offtop.model.values.stack import Stack
 from offtop.model.values.wake import UNIX, Object, Wake
 
-READER, WRITER, PEER, LISTENER, HOLDER = "reader", "writer", "peer", "listener", "holder"
+READER, WRITER, PEER, CLIENT = "reader", "writer", "peer", "client"
+LISTENER, HOLDER = "listener", "holder"
 ROLES: Mapping[str, str] = {
     READER: "reads the pipe that the thread writes to",
     WRITER: "writes to the pipe that the thread reads",
     PEER: "has the other end of the connection open",
+    CLIENT: "has the other end open of a connection that the thread's process has accepted",
     LISTENER: "listens at the other end and has not accepted the connection yet",
     HOLDER: "holds the file lock (flock, fcntl)",
 }
@@ -45,7 +47,7 @@ class PeerSide(NamedTuple):
     role: str
     """One of ROLES."""
     processes: tuple[Process, ...]
-    """The first NAMED of them."""
+    """The first NAMED of them; none if it is a CLIENT on another machine or in another network namespace."""
     total: int
     """How many there are."""
 
@@ -75,15 +77,19 @@ class Peers(NamedTuple):
 
     def text(self, kernel: Stack) -> str:
         """Return `writer: gzip(4242)` or `57 sockets, 1 eventfd`; empty if unknown. Raw."""
-        return "; ".join(
-            [*([self._watched] if self.members else []), *(one.text for one in self.sides_of_wait(kernel))]
-        )
+        sides = [one.text for one in self.sides_of_wait(kernel) if one.processes]
+        return "; ".join([*([self._watched] if self.members else []), *sides])
 
     @property
     def _watched(self) -> str:
         shown = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in self.members[:_MOST_KINDS]]
         rest = sum(count for _, count in self.members[_MOST_KINDS:])
         return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the other end is the client: a thread that reads waits for a request, or for the rest of one."""
+        return any(side.role == CLIENT for side in self.sides)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,18 @@ from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.resolve import peers as module
 from offtop.kernel.resolve.peers import PeersWorker, watched
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.peers import LISTENER, NO_PEERS, PEER, READER, WRITER, Peers, Process, waited_on
+from offtop.model.values.peers import (
+    CLIENT,
+    LISTENER,
+    NO_PEERS,
+    PEER,
+    READER,
+    WRITER,
+    Peers,
+    PeerSide,
+    Process,
+    waited_on,
+)
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Stack
 from offtop.model.values.wake import Object
@@ -31,6 +43,7 @@ from tests.kernel import watch
 from tests.kernel.hangs import fuse
 from tests.kernel.programs import until
 from tests.kernel.reads import GUARDED, READS
+from tests.kernel.test_awaited_servers import client_and_server
 from tests.kernel.watch import MS
 
 SECONDS = 30.0
@@ -200,7 +213,24 @@ def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWo
             server.close()
             assert by_role(*peers_of(worker, catalog, of_client)) == {PEER: {process}}
             (there,) = peers_of(worker, catalog, of_server, pid=process.pid)
-            assert [one.pid for side in there.sides for one in side.processes] == [OWN]
+            assert [(side.role, [one.pid for one in side.processes]) for side in there.sides] == [(CLIENT, [OWN])]
+
+
+def test_client_in_another_network_is_known_to_be_one(worker: PeersWorker, catalog: Catalog) -> None:
+    with client_and_server("answers", apart=True) as (client, server, _):
+        ends = {pid: peers_of(worker, catalog, connection_of(pid), pid=pid) for pid in (client, server)}
+    assert ends == {client: [NO_PEERS], server: [Peers((PeerSide(CLIENT, (), 0),))]}
+
+
+def connection_of(pid: int) -> Object:
+    """Return the only TCP connection in the network namespace of a process."""
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        _, local, peer, state, *_, number = line.split()[:10]
+        if state == "01":
+            ends = (one.split(":") for one in (local, peer))
+            shown = (f"{IPv4Address(int(address, 16).to_bytes(4, 'little'))}:{int(port, 16)}" for address, port in ends)
+            return Object("tcp", f"socket:[{number}]", 0, *shown)
+    raise AssertionError("no connection is established")
 
 
 def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: PeersWorker, catalog: Catalog) -> None:
@@ -233,6 +263,18 @@ def test_a_unix_socket_has_a_peer(worker: PeersWorker, catalog: Catalog) -> None
     with mine, child(stdin=yours) as process:
         yours.close()
         assert by_role(*peers_of(worker, catalog, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
+
+
+def test_only_the_end_of_a_unix_socket_that_was_accepted_has_a_client(
+    worker: PeersWorker, catalog: Catalog, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        client.connect(str(tmp_path / "socket"))
+        with listening.accept()[0] as server:
+            ends = [Object("unix", f"socket:[{inode(one)}]") for one in (client, server)]
+            assert [[*by_role(one)] for one in peers_of(worker, catalog, *ends)] == [[PEER], [CLIENT]]
 
 
 def test_another_network_namespace_is_queried_for_its_connections(worker: PeersWorker, catalog: Catalog) -> None:

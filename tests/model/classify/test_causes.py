@@ -10,9 +10,9 @@ from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories, causes
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most
-from offtop.model.classify.causes import NO_RULES, Fixed, Rules, Subject, subject_of
+from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, subject_of
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.peers import PEER, WRITER, Peers, PeerSide, Process
+from offtop.model.values.peers import CLIENT, PEER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
 from offtop.model.values.table import Ints, Mask
@@ -480,7 +480,7 @@ def test_peer_is_named_by_its_port() -> None:
 def test_client_is_not_named_by_its_port() -> None:
     came = Object("tcp", "socket:[1]", local="10.0.0.1:8080", peer="10.0.0.5:33060")
     went = came._replace(local="10.0.0.1:50000")
-    assert (PACKAGED.service(came), PACKAGED.service(went)) == (None, ("MySQL", "33060"))
+    assert (PACKAGED.service(came), PACKAGED.service(went)) == (None, PeerName("MySQL", "33060"))
 
 
 def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
@@ -557,4 +557,13 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
         ("answer-my-app-x1b", "an answer from My App\\x1b"),
         *(("answer-proxy", "an answer from proxy"), before[0]),
         ("pipe-empty-gzip", "pipe read from gzip"),
+    ]
+    some.peers = {
+        what[10]: Peers((PeerSide(CLIENT, (Process(5, "nginx"),), 1),)),
+        what[12]: Peers((PeerSide(CLIENT, (), 0),)),
+    }
+    some.peers_version += 1
+    assert [*found()[:1], *found()[2:3]] == [
+        ("answer-client-nginx", "a message from client nginx"),
+        ("answer-client", "a message from a client"),
     ]

@@ -22,6 +22,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.peers import CLIENT, PEER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import Object
@@ -259,9 +260,9 @@ def test_short_trouble_is_not_shown_until_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("harm = 1.0", "harm = -1", "[show] (line 21): `harm` is not a number from 0 up"),
-        ('standing = "60s"', 'standing = "soon"', "[show] (line 21): `standing` is not a duration such as 1s"),
-        ("most = 5", "most = 5\ncolour = 1", "[show] (line 21): `colour` is unknown here"),
+        ("harm = 1.0", "harm = -1", "[show] (line 22): `harm` is not a number from 0 up"),
+        ('standing = "60s"', 'standing = "soon"', "[show] (line 22): `standing` is not a duration such as 1s"),
+        ("most = 5", "most = 5\ncolour = 1", "[show] (line 22): `colour` is unknown here"),
         ("[end]", "[ending]", "the file: `ending` is unknown here"),
     ],
 )
@@ -402,6 +403,55 @@ def test_readers_of_a_local_socket_stand_unless_its_other_end_is_stuck(server: s
     for pid in range(30, 36):
         machine.held(machine.waits("client", pid, "pipe", 90, before=True), Blocker(20, 0, SOCKET, True))
     assert bool(machine.found().suspects) != stands
+
+
+@pytest.mark.parametrize(
+    ("client", "is_accused"), [("poll", False), ("sleep", False), ("stopped", True), ("lock", True)]
+)
+def test_server_that_waits_for_the_next_message_of_a_client_accuses_it_only_if_it_is_stuck(
+    client: str, is_accused: bool
+) -> None:
+    machine = Machine()
+    machine.waits("client", 20, client, 30, "lib:pthread_mutex_lock")
+    own = Peers((PeerSide(CLIENT, (Process(20, "client"),), 1),))
+    for tid in range(30, 70):
+        connection = Object("tcp", f"socket:[{tid}]", 30, "127.0.0.1:80", f"127.0.0.1:{40_000 + tid}")
+        machine.waits("server", 30, "net-recv", 30, tid=tid, on=connection, peers=own)
+    assert [one.end.program for one in machine.found().suspects] == ["client"] * is_accused
+
+
+@pytest.mark.parametrize(("role", "is_accused"), [(CLIENT, False), (PEER, True)])
+def test_server_that_waits_for_clients_elsewhere_is_no_suspect(role: str, is_accused: bool) -> None:
+    machine = Machine()
+    for tid in range(30, 70):
+        connection = Object("tcp", f"socket:[{tid}]", 30, "10.0.0.1:80", f"10.0.0.9:{40_000 + tid}")
+        machine.waits("server", 30, "net-recv", 30, tid=tid, on=connection, peers=Peers((PeerSide(role, (), 0),)))
+    assert bool(machine.found().suspects) == is_accused
+
+
+def test_client_that_does_not_read_keeps_its_server_waiting() -> None:
+    machine = Machine()
+    machine.waits("client", 20, "poll", 30)
+    for tid in range(30, 40):
+        connection = Object("tcp", f"socket:[{tid}]", 30, "127.0.0.1:80", f"127.0.0.1:{40_000 + tid}")
+        own = Peers((PeerSide(CLIENT, (Process(20, "client"),), 1),))
+        machine.waits("server", 30, "net-send", 30, tid=tid, on=connection, peers=own)
+    (one,) = machine.found().suspects
+    assert one.end.program == "client"
+
+
+@pytest.mark.parametrize(("writer", "is_accused"), [("stopped", True), ("sleep", False), ("lock", False)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_reader_accuses_a_writer_that_was_stopped_before_offtop_started(
+    writer: str, is_accused: bool, threads: int
+) -> None:
+    machine = Machine()
+    for tid in range(20, 20 + threads):
+        machine.waits("writer", 20, writer, 90, "lib:pthread_cond_wait", "work", tid=tid, before=True)
+    machine.held(machine.waits("reader", 30, "pipe", 90, before=True), Blocker(20, 0, PIPE, True))
+    assert [(one.end.program, one.end.state) for one in machine.found().suspects] == [("writer", writer)] * is_accused
+    standing = machine.tick().waits.rows[machine.tick().standing, 0].tolist()
+    assert (30 in standing) != is_accused
 
 
 def test_threads_of_a_server_that_all_sleep_are_behind_clients_that_poll() -> None:
