@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.cause_finder import CauseFinder, without_keys
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import (
@@ -55,7 +55,9 @@ class Causes:
         for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
             texts = {"id": rule.id, "name": rule.name, "says": rule.says}
             self.all.append(
-                objects.Cause(**texts, next=rule.next or None, idle=rule.idle, total_ns=ns, estimated_ns=more[rule])
+                objects.Cause(
+                    **texts, next=without_keys(rule.next) or None, idle=rule.idle, total_ns=ns, estimated_ns=more[rule]
+                )
             )
 
     def of_site(self, key: SiteKey) -> str | None:

@@ -278,7 +278,7 @@ def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_
         was = every.get(one.key)
         first_ns = was.first_ns if was else taken_ns
         if was is None or one.harm > was.harm:
-            sentence = printable(texts.sentence(one).in_full)
+            sentence = printable(texts.sentence(one).in_batch)
             every[one.key] = _Suspected(one.harm, sentence, first_ns, taken_ns)
         else:
             every[one.key] = was._replace(last_ns=taken_ns)

@@ -37,7 +37,7 @@ def suspect_object(
 ) -> objects.Suspect:
     return objects.Suspect(
         kind=one.kind,
-        text=printable(texts.sentence(one).in_full),
+        text=printable(texts.sentence(one).in_batch),
         harm=round(one.harm, 3),
         waiting=round(one.waiting, 3),
         age_ns=one.age_ns,

@@ -152,7 +152,7 @@ def suspect_lines(
     texts = SuspectTexts(catalog, names, cause_finder)
     for one in found.suspects:
         change = change_text(one, baseline)
-        yield f"suspect{f' {change}' if change else ''}: {printable(texts.sentence(one).in_full)}"
+        yield f"suspect{f' {change}' if change else ''}: {printable(texts.sentence(one).in_batch)}"
     for text in gone_texts(found, baseline):
         yield f"suspect {printable(text)}"
 

@@ -1,8 +1,10 @@
 """Suspects are listed below the header, and 6 opens their chains, hop by hop."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from textual.binding import Binding
 
 from offtop import paths
 from offtop.model.classify import causes, suspect_weights
@@ -89,6 +91,24 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         await pilot.press("escape", "enter")
         assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at what must act"
         assert not isinstance(app.screen, Suspects)
+
+
+@pytest.mark.parametrize(("keymap", "key"), [({}, "5"), ({"stuck": "ctrl+g"}, "ctrl+g")])
+@asynchronous
+async def test_keys_that_hints_name_work_in_the_overlay(keymap: dict[str, str], key: str) -> None:
+    async with shown(HeldSource(TABLE, ticks=4), weights=WEIGHTS, keymap=keymap) as (app, pilot):
+        assert "stuck" not in app.layout.panels
+        await pilot.press("6", key)
+        assert not isinstance(app.screen, Suspects)
+        assert any("do_fsync" in line for line in pane(app, "stuck"))
+
+
+def test_every_key_in_a_hint_is_one_that_works_in_the_overlay() -> None:
+    rules = causes.parse(paths.rules().read_text(), "rules.toml", "", CATEGORIES.ids).rules
+    named = {key for rule in rules for key in re.findall(r"key (\w)\b", rule.next)}
+    bound = {key for one in Suspects.BINDINGS if isinstance(one, Binding) for key in one.key.split(",")}
+    assert len(named) > 5
+    assert named <= bound
 
 
 @asynchronous

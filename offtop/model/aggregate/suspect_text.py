@@ -10,7 +10,7 @@ from typing import NamedTuple
 from offtop.model.aggregate import location
 from offtop.model.classify.activity import RUNS
 from offtop.model.classify.categories import CONNECT
-from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.cause_finder import CauseFinder, without_keys
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspect import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
 from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS
@@ -86,8 +86,9 @@ class Sentence(NamedTuple):
     """Who waits, and what must act, without the hops in between; empty if there are none."""
 
     @property
-    def in_full(self) -> str:
-        return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
+    def in_batch(self) -> str:
+        """With options in place of keys."""
+        return f"{self.says}. Next: {without_keys(self.next)}." if self.next else f"{self.says}."
 
 
 _LEAST_SEEN_NS, _LEAST_TIMES = 5 * NS_PER_S, 3

@@ -42,7 +42,9 @@ _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
 _KEY_OF_WAKERS = "key 2"
 """How `next` in the rules names the key that shows wakers."""
-_OPTION_OF_WAKERS = "--mode wakeup"
+_KEY = re.compile(r" \(key (\w)\)|key (\w)")
+_OPTIONS = {"2": "--mode wakeup", "5": "--stuck", "7": "--mode file", "8": "--mode disk"}
+"""Key → the option of batch mode that shows the same."""
 
 
 class CauseShare(NamedTuple):
@@ -70,7 +72,7 @@ class CauseShare(NamedTuple):
         `with_keys`: if there is a screen.
         """
         says, hint = (self.rule.says, advice(self.rule, catalog)) if self.rule else ("", "")
-        hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
+        hint = hint if with_keys else without_keys(hint)
         text = f"{self.in_short(catalog, with_process)}: {says}" if says else self.in_short(catalog, with_process)
         return f"{text} Next: {hint}." if hint else text
 
@@ -79,6 +81,18 @@ def advice(rule: Rule, catalog: Catalog) -> str:
     """Return what to look at next, marked if it is not available; empty for nothing."""
     lacks = not catalog.has_programs and _KEY_OF_WAKERS in rule.next
     return f"{rule.next} (needs BPF)" if lacks else rule.next
+
+
+def without_keys(hint: str) -> str:
+    """Return what to look at next where there is no screen: with the option in place of the key, if there is one."""
+
+    def option(found: re.Match[str]) -> str:
+        in_brackets, key = found.groups()
+        if in_brackets:
+            return f" ({_OPTIONS[in_brackets]})" if in_brackets in _OPTIONS else ""
+        return _OPTIONS.get(key, found[0])
+
+    return _KEY.sub(option, hint)
 
 
 def most(parts: Sequence[CauseShare]) -> CauseShare | None:

@@ -18,6 +18,7 @@ from offtop.model.viewmodel.common import Common
 from offtop.model.windows.baseline import Baseline
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
+from offtop.ui.kit.keys import KEYS
 from offtop.ui.kit.lines import Clicked, Line, fit, plain
 from offtop.ui.kit.overlay import Overlay
 from offtop.units import average, duration, threads
@@ -138,6 +139,10 @@ def _wrapped(text: str, width: int, glyphs: Glyphs) -> list[str]:
     return wrap(printable(text, glyphs.is_ascii), max(10, width), break_on_hyphens=False) or [""]
 
 
+_HINTED = ("wakeup", "stuck", "files", "disks", "objects", "account", "cgroups", "facts")
+"""Actions whose keys the rules' hints name."""
+
+
 class _Row(NamedTuple):
     line: Line
     hop: HopText | None = None
@@ -153,6 +158,7 @@ class Suspects(Overlay):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,6,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
         Binding("enter", "choose", show=False),
+        *(Binding(row.keys, f"leave_for('{row.id}')", show=False, id=row.id) for row in KEYS if row.id in _HINTED),
     ]
     CSS = "Suspects { align: center middle; background: $background 0%; }"
 
@@ -198,6 +204,11 @@ class Suspects(Overlay):
         if hops and hops[self._cursor].key.pid != ELSEWHERE:
             self.dismiss()
             self._go_to(hops[self._cursor].key)
+
+    async def action_leave_for(self, action: str) -> None:
+        """Close, and do what a key that a hint names is for."""
+        self.dismiss()
+        await self.app.run_action(f"perform('{action}')")
 
     def on_clicked(self, event: Clicked) -> None:
         if event.turns:

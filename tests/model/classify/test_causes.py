@@ -1,5 +1,6 @@
 """Cause rules: offtop's own against stacks of real programs, and the errors of a broken file."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories, causes
-from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most
+from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most, without_keys
 from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, subject_of
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import CLIENT, PEER, WRITER, Peers, PeerSide, Process
@@ -510,6 +511,13 @@ def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
     assert share.in_full(catalog(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
     without = share.in_full(catalog(), with_process=False, with_keys=False)
     assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
+
+
+def test_no_hint_of_ours_names_a_key_where_there_are_none() -> None:
+    hints = {rule.next: without_keys(rule.next) for rule in PACKAGED.rules if "key " in rule.next}
+    assert len(hints) > 9
+    assert not [text for text in hints.values() if re.search(r"\bkey (?!that|of)|  | [;:,.]", text)]
+    assert without_keys("a lock (key 5), or its file (key G): key 7") == "a lock (--stuck), or its file: --mode file"
 
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:
