@@ -174,7 +174,7 @@ def test_unresponsive_name_server_is_dns(tmp_path: Path) -> None:
 def test_unread_pipe_is_full() -> None:
     with started("sh", "-c", "yes | sleep 60"):
         time.sleep(1)
-        check("proc=yes", "pipe write to sleep", 90, "yes")
+        check("proc=yes", "room in the pipe to sleep", 90, "yes")
 
 
 def test_mapped_file_that_is_not_cached_waits_in_page_faults(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ async def test_replay_stays_at_its_end(file: Path) -> None:
     async with played(file, speed=10_000.0) as (app, pilot):
         await until(lambda: second(app) == 70)
         await until(lambda: "the end of the recording" in screen(app)[-2])
+        assert screen(app)[0].endswith("ENDED")
         await pilot.press("[")
         await at(app, pilot, 69)
 

@@ -30,6 +30,7 @@ MODES = (
     ("5", "stuck", STUCK),
 )
 """(key, word, id) of each mode."""
+_ENDED = "ENDED", "paused"
 _LISTS = {FILES: ("7", "files"), DISKS: ("8", "disks")}
 """(key, word) of each list that is not about waits."""
 _OF_ALL = (OUTLIERS, *_LISTS)
@@ -61,7 +62,7 @@ def head(
     `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks,
     `is_held` that none come at present.
     """
-    state = ("ENDED", "paused") if is_over else ("DISCONNECTED", "alert") if is_held else None
+    state = _ENDED if is_over else ("DISCONNECTED", "alert") if is_held else None
     lines = [_who(shown, common, host, layout, recorded, written_bytes, state), _waiting(shown, common, layout)]
     if layout.calls:
         lines.append(_calls(common, layout, glyphs))
@@ -132,7 +133,8 @@ def _who(
             [("RECORDED", "paused"), (f" {at} ", "text"), *alone],
             [("RECORDED", "paused")],
         ]
-        playing = state or ("PLAYING", "live")
+        is_at_end = common.newest.taken_ns == recorded.ended_ns
+        playing = state or (_ENDED if is_at_end else ("PLAYING", "live"))
         right.append(playing if view.paused_at_ns is None else ("PAUSED", "paused"))
         return _fitting(lefts, right, layout.width)
     name: Spans = [("offtop", "title")]

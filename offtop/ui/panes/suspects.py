@@ -208,7 +208,7 @@ class Suspects(Overlay):
     async def action_leave_for(self, action: str) -> None:
         """Close, and do what a key that a hint names is for."""
         self.dismiss()
-        await self.app.run_action(f"perform('{action}')")
+        await self.app.run_action(f"perform('{action}')")  # pyright: ignore[reportUnknownMemberType]
 
     def on_clicked(self, event: Clicked) -> None:
         if event.turns:

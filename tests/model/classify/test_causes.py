@@ -564,7 +564,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     assert found() == [
         ("answer-my-app-x1b", "an answer from My App\\x1b"),
         *(("answer-proxy", "an answer from proxy"), before[0]),
-        ("pipe-empty-gzip", "pipe read from gzip"),
+        ("pipe-empty-gzip", "data in the pipe from gzip"),
     ]
     some.peers = {
         what[10]: Peers((PeerSide(CLIENT, (Process(5, "nginx"),), 1),)),
