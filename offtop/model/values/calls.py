@@ -74,6 +74,7 @@ _LOCK_NOT_BLOCKING = 4
 _WAITED_FOR = {0: "ALL", 1: "PID", 2: "PGID", 3: "PIDFD"}
 _TIMER_ABSTIME = 1
 _AT_FDCWD = -100
+_REGISTERED_RING = 16
 
 
 def call_text(name: str, args: Sequence[int]) -> str:
@@ -132,6 +133,11 @@ def _unless_zero(label: str) -> _Format:
     return lambda value: f"{label}={_signed(value)}" if value else ""
 
 
+def _registered_ring(flags: int) -> str:
+    """Say if the first argument is the index of a registered ring, not a descriptor (IORING_ENTER_REGISTERED_RING)."""
+    return "REGISTERED_RING" if flags & _REGISTERED_RING else ""
+
+
 def _one_of(names: Mapping[int, str]) -> _Format:
     """Show the name for a number, or the number if there is none."""
     return lambda value: names.get(_int(value), _signed(value))
@@ -183,7 +189,7 @@ _SHAPES: Mapping[str, _Shape] = dict.fromkeys(_OF_DESCRIPTOR.split(), ((0, _fd),
     "pselect6": ((0, _with_label("n")),),
     "epoll_wait": ((0, _fd), (3, _timeout)),
     "epoll_pwait": ((0, _fd), (3, _timeout)),
-    "io_uring_enter": ((0, _fd), (1, _unless_zero("submit")), (2, _with_label("min"))),
+    "io_uring_enter": ((0, _fd), (1, _unless_zero("submit")), (2, _with_label("min")), (3, _registered_ring)),
     "io_getevents": ((1, _with_label("min")),),
     "io_pgetevents": ((1, _with_label("min")),),
     "clock_nanosleep": ((0, _one_of(_CLOCKS)), (1, _absolute)),

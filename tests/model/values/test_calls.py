@@ -41,6 +41,7 @@ GARBAGE = 0xDEAD_BEEF_0000_0000
         ("epoll_pwait", (5, 0x7FFE_0000_0000, 64, MINUS_1), "epoll_pwait(5, timeout=-1)"),
         ("io_uring_enter", (4, 0, 1), "io_uring_enter(4, min=1)"),
         ("io_uring_enter", (4, 8, 1), "io_uring_enter(4, submit=8, min=1)"),
+        ("io_uring_enter", (0, 0, 1, 17), "io_uring_enter(0, min=1, REGISTERED_RING)"),
         ("io_getevents", (0x7F00_0000_0000, 1, 64), "io_getevents(min=1)"),
         ("clock_nanosleep", (1, 0), "clock_nanosleep(MONOTONIC)"),
         ("clock_nanosleep", (0, 1), "clock_nanosleep(REALTIME, ABSTIME)"),
