@@ -1,13 +1,17 @@
 """The open files of processes, and the file locks that belong to them.
 
-Nothing here calls into a file system, which may hang: it reads only the links in /proc/PID/fd.
+Nothing here calls into a file system, which may hang: it reads only the links in /proc/PID/fd, and fdinfo by guarded
+reads.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from offtop.kernel.procfs.guarded_reads import Channel
+
 _PART = 256
+_FDINFO_BYTES = 1 << 20
 
 
 @contextmanager
@@ -47,10 +51,20 @@ def last_part(path: str) -> str:
     return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
-def locks_in(fdinfo: bytes) -> set[str]:
-    """Return the file locks that an open file holds, as /proc/locks has them without the number.
+def fdinfo_of(reads: Channel, pid: int, fds: Sequence[str]) -> list[bytes]:
+    """Read /proc/PID/fdinfo/FD of open files; empty if it cannot be read.
 
-    `fdinfo`: contents of /proc/PID/fdinfo/FD. To read it may hang: some drivers take locks before they show their part.
+    It may hang: drivers add lines of their own, and take locks to do so. The kernel locks an epoll, and a thread may
+    keep it locked while it waits for its own memory.
     """
+    with suppress(OSError):  # TimeoutError is one
+        paths = [f"/proc/{pid}/fdinfo/{fd}" for fd in fds]
+        found: list[bytes] = reads.ask(pid, "contents", paths, _FDINFO_BYTES) if fds else []
+        return found
+    return [b""] * len(fds)
+
+
+def locks_in(fdinfo: bytes) -> set[str]:
+    """Return the file locks that an open file holds, as /proc/locks has them without the number (since 4.1)."""
     lines = (line.split() for line in fdinfo.decode(errors="replace").split("\n"))
     return {" ".join(words[2:]) for words in lines if words[:1] == ["lock:"]}

@@ -9,7 +9,7 @@ necessary; the process that took the lock is checked immediately.
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import last_part, locks_in, open_in
+from offtop.kernel.procfs.open_files import fdinfo_of, last_part, locks_in, open_in
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker
@@ -104,7 +104,7 @@ class LockTable:
         self._on_files: dict[str, list[LockLine]] = {}
         """The same by file."""
         self._requests: dict[tuple[str, int, str], list[LockLine]] = {}
-        """By kind, PID and inode; and by kind and PID, with an empty inode."""
+        """By kind, PID and inode; by kind and PID, with an empty inode; and by PID, if kind and inode are empty."""
         self._awaited: dict[LockLine, Mapping[str, LockLine]] = {}
         """Request, without the fields that do not matter here → texts of the locks that it waits for."""
         for line in lines:
@@ -113,8 +113,8 @@ class LockTable:
                 is_request = words[:1] == ["->"]
                 one = _parsed(number, words[is_request:])
                 if is_request:
-                    for inode in ("", one.inode):
-                        self._requests.setdefault((one.kind, one.pid, inode), []).append(one)
+                    for kind, inode in (("", ""), (one.kind, ""), (one.kind, one.inode)):
+                        self._requests.setdefault((kind, one.pid, inode), []).append(one)
                 else:
                     self._held[number] = one
                     self._on_files.setdefault(one.file, []).append(one)
@@ -131,6 +131,11 @@ class LockTable:
         found = [self._awaited_by(one) for one in lines if one.number in self._held]
         is_sure = (request.inode or len(lines) >= threads) and all(one.keys() == found[0].keys() for one in found)
         return found[0] if found and is_sure else {}
+
+    def awaited_by_process(self, pid: int) -> LockLine | None:
+        """Return the lock that the kernel has recorded for a process's requests; None if there are several, or none."""
+        numbers = {one.number for one in self._requests.get(("", pid, ""), ())}
+        return self._held.get(numbers.pop()) if len(numbers) == 1 else None
 
     def _awaited_by(self, request: LockLine) -> Mapping[str, LockLine]:
         same = request._replace(text="", pid=request.pid if request.kind == "POSIX" else 0)
@@ -192,19 +197,9 @@ class FileLocks:
             return Request(kinds, pid, "", "")
         if wait.call == FCNTL:
             kinds = _KINDS_OF_COMMANDS.get(wait.arguments[1] & 0xFFFFFFFF, ())
-        (fdinfo,) = self._fdinfo(pid, [fd])
+        (fdinfo,) = fdinfo_of(self._reads, pid, [fd])
         inode = _INODE.search(fdinfo)
         return Request(kinds, pid, inode[1].decode(), _name(pid, fd)) if kinds and inode else None
-
-    def _fdinfo(self, pid: int, fds: Sequence[str]) -> list[bytes]:
-        """Read fdinfo of open files; empty if it cannot be read.
-
-        This can hang, because drivers add lines of their own, and take locks to do so.
-        """
-        with suppress(OSError):  # TimeoutError is one
-            found: list[bytes] = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}" for fd in fds], _BYTES)
-            return found
-        return [b""] * len(fds)
 
     def _blockers(self, texts: Iterable[str], names: Mapping[str, str]) -> tuple[Blocker, ...]:
         pids = {pid: names[text] or _name(pid, fd) for text in texts for pid, fd in self._holders.get(text, {}).items()}
@@ -216,7 +211,7 @@ class FileLocks:
         for text, lock in locks.items():
             holders = self._holders.setdefault(text, {})
             for pid, fd in [*holders.items()]:
-                if text not in locks_in(*self._fdinfo(pid, [fd])):
+                if text not in locks_in(*fdinfo_of(self._reads, pid, [fd])):
                     del holders[pid]
             if lock.pid > 0 and text not in self._checked:
                 self._checked.add(text)
@@ -253,13 +248,25 @@ class FileLocks:
         """
         wanted = set(names.values())
         is_wanted: Callable[[str], bool] = (lambda link: last_part(link) in wanted) if "" not in wanted else _is_path
-        for pid in pids:
-            for _, opened in open_in(pid, is_wanted):
-                fds = [fd for _, fd in opened]
-                for fd, fdinfo in zip(fds, self._fdinfo(pid, fds) if fds else (), strict=True):
-                    for text in names.keys() & locks_in(fdinfo):
-                        self._holders.setdefault(text, {})[pid] = fd
-                yield
+        for _, found in find_holders(pids, names.keys(), is_wanted, self._reads):
+            for text, pid, fd in found:
+                self._holders.setdefault(text, {})[pid] = fd
+            yield
+
+
+def find_holders(
+    pids: Iterable[int], locks: Collection[str], wanted: Callable[[str], bool], reads: Channel
+) -> Iterator[tuple[int, list[tuple[str, int, str]]]]:
+    """Find which of these processes hold any of the locks, given by their texts, among files with a wanted link.
+
+    Yields after each part of the work: the number of files whose links were read, and the holders as (text, PID,
+    descriptor). All processes that share the open file by which a lock was taken hold it, whichever took it.
+    """
+    for pid in pids:
+        for count, opened in open_in(pid, wanted):
+            fds = [fd for _, fd in opened]
+            of_files = zip(fds, fdinfo_of(reads, pid, fds), strict=True)
+            yield count, [(text, pid, fd) for fd, fdinfo in of_files for text in locks_in(fdinfo) if text in locks]
 
 
 def _name(pid: int, fd: str) -> str:

@@ -25,9 +25,10 @@ import numpy as np
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
-from offtop.kernel.procfs.open_files import fd_directory, last_part, locks_in, open_in
+from offtop.kernel.procfs.open_files import fd_directory, fdinfo_of, last_part, open_in
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
+from offtop.kernel.resolve.file_locks import LockLine, LockTable, find_holders
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import (
     CLIENT,
@@ -67,7 +68,6 @@ _MOST_SCANNED = 200_000
 _MOST_WATCHED = 1_024
 """The epolls of a process that may have more files open are not read: the kernel keeps the epoll locked while fdinfo is
 read, 1 ms for this many."""
-_FDINFO_BYTES = _LOCKS_BYTES = 1 << 20
 _PATIENCE_S = 0.3
 """How long to wait for one read of another process."""
 _READS, _WRITES = 0o400, 0o200
@@ -92,15 +92,6 @@ class Holder(NamedTuple):
         return 0
 
 
-class Lock(NamedTuple):
-    """A file lock that a thread waits for."""
-
-    line: str
-    """Its line in /proc/locks without the number, which is also in fdinfo of its holder."""
-    pid: int
-    """PID of the process that took it; -1 if unknown (open file description locks)."""
-
-
 class PeersWorker:
     """Finds peers and puts them into a catalog.
 
@@ -118,9 +109,7 @@ class PeersWorker:
         self._found: dict[Object, Peers] = {}
         """Results that are not in the catalog yet."""
         self._holders: dict[str, Sequence[Holder]] = {}
-        """Holders of the requested pipes and sockets, by link text in /proc/PID/fd."""
-        self._lock_holders: dict[Object, Sequence[int]] = {}
-        """Processes that held locks taken by others, as of the last scan."""
+        """Holders of the requested pipes, sockets and file locks, by link text in /proc/PID/fd."""
         self._scanned = np.zeros((0, 3), np.int64)
         """All pipes and sockets of the last scan: `_code`, process and descriptor."""
         self._scanned_at_s, self._rest_s = float("-inf"), _REST_S
@@ -194,51 +183,47 @@ class PeersWorker:
         for what, fd in epolls.items():
             self._put({what: Peers(members=watched(what.pid, fd, self._reads))})
             self._throttle()
-        files = {what: pid for what, pid in requests.items() if what.kind == FILE}
-        locks = awaited_locks(files)
-        likely = {pid for what, lock in locks.items() for pid in (lock.pid, *self._lock_holders.get(what, ()))}
-        lock_holders = self._find_lock_holders(locks, likely)
-        self._put_lock_holders(
-            {what: lock_holders.get(what, ()) for what in files if what in lock_holders or what not in locks}
-        )
         wanted = other_ends(requests)
         self._throttle()
         self._remember(self._scanned_holders({one for one, _ in wanted.values() if not self._is_unchanged(one)}))
+        locks = awaited_locks(requests)
+        known = {one.pid for what in locks for one in self._holders.get(what.name, ())}
+        lock_holders = self._find_lock_holders(locks, known | {lock.pid for lock in locks.values()})
+        self._remember(lock_holders)
         new = {what for what, (one, _) in wanted.items() if not self._is_unchanged(one)}
-        handled = {*epolls, *files, *new}
-        self._put_peers([what for what in requests if what not in handled], wanted)
-        return {what: requests[what] for what in {*new, *locks}.difference(lock_holders)}
+        new |= {what for what in locks if what.name not in lock_holders}
+        handled = {*epolls, *new}
+        self._put_peers([what for what in requests if what not in handled], wanted, locks)
+        return {what: requests[what] for what in new}
 
     def _scan(self, unknown: Mapping[Object, int]) -> None:
         """Scan all files, and publish the peers of these objects."""
-        files = {what: pid for what, pid in unknown.items() if what.kind == FILE}
-        others = {what: pid for what, pid in unknown.items() if what not in files}
-        wanted, locks = other_ends(others), awaited_locks(files)
+        wanted, locks = other_ends(unknown), awaited_locks(unknown)
         new = {one for one, _ in wanted.values() if not self._is_unchanged(one)}
         began_s = time.thread_time()
         if new:
             self._remember({**dict.fromkeys(new, ()), **self._scan_for_holders(new)})
-        lock_holders = self._find_lock_holders(locks, every_pid()) if locks else {}
+        if locks:
+            names = [what.name for what in locks]
+            self._remember({**dict.fromkeys(names, ()), **self._find_lock_holders(locks, every_pid())})
         if new or locks:
             self._scanned_at_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
-        self._lock_holders |= lock_holders
-        while len(self._lock_holders) > _MOST_KNOWN:
-            del self._lock_holders[next(iter(self._lock_holders))]
-        self._put_lock_holders({what: lock_holders.get(what, ()) for what in files})
-        self._put_peers(others, wanted)
+        self._put_peers(unknown, wanted, locks)
 
     def _remember(self, holders: Mapping[str, Sequence[Holder]]) -> None:
+        for one in holders:  # so that the oldest ones are first
+            self._holders.pop(one, None)
         self._holders |= holders
         while len(self._holders) > _MOST_KNOWN:
             del self._holders[next(iter(self._holders))]
 
-    def _put_peers(self, objects: Iterable[Object], wanted: Mapping[Object, tuple[str, str]]) -> None:
-        found = {what: _peers(self._holders.get(one, ()), role) for what, (one, role) in wanted.items()}
+    def _put_peers(
+        self, objects: Iterable[Object], wanted: Mapping[Object, tuple[str, str]], locks: Iterable[Object]
+    ) -> None:
+        every = {**wanted, **{what: (what.name, HOLDER) for what in locks}}
+        found = {what: _peers(self._holders.get(one, ()), role) for what, (one, role) in every.items()}
         self._put({what: found.get(what, NO_PEERS) for what in objects})
-
-    def _put_lock_holders(self, found: Mapping[Object, Sequence[int]]) -> None:
-        self._put({what: _peers([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
 
     def _put(self, found: Mapping[Object, Peers]) -> None:
         now_s = time.monotonic()
@@ -282,29 +267,20 @@ class PeersWorker:
             self._scanned = np.array(scanned, np.int64).reshape(-1, 3)
         return held
 
-    def _find_lock_holders(self, locks: Mapping[Object, Lock], pids: Iterable[int]) -> dict[Object, list[int]]:
-        """Find which of these processes hold each lock.
-
-        All processes that share the open file by which it was taken hold it, whichever took it (`lock:` in fdinfo,
-        4.1).
-        """
-        of_names: dict[str, list[Object]] = {}
-        for what in locks:
-            of_names.setdefault(last_part(what.name), []).append(what)
+    def _find_lock_holders(self, locks: Mapping[Object, LockLine], pids: Iterable[int]) -> dict[str, list[Holder]]:
+        """Find which of these processes hold the lock on each file; {} if there are too many files."""
+        names = {last_part(what.name) for what in locks}
+        texts = {lock.text for lock in locks.values()}
         files = 0
-        found: dict[Object, list[int]] = {}
-        for pid in pids:
-            for count, opened in open_in(pid, lambda link: last_part(link) in of_names):
-                files += count
-                for link, fd in opened:
-                    held = locks_in(_fdinfo(pid, fd, self._reads))
-                    for what in of_names[last_part(link)]:
-                        if locks[what].line in held and pid not in found.get(what, ()):
-                            found.setdefault(what, []).append(pid)
-                self._throttle()
-                if self._worker.is_closing or files > _MOST_FILES:
-                    return {}
-        return found
+        held: dict[str, list[Holder]] = {}
+        for count, found in find_holders(pids, texts, lambda link: last_part(link) in names, self._reads):
+            files += count
+            for text, pid, fd in found:
+                held.setdefault(text, []).append(Holder(pid, fd))
+            self._throttle()
+            if self._worker.is_closing or files > _MOST_FILES:
+                return {}
+        return {what.name: held[lock.text] for what, lock in locks.items() if lock.text in held}
 
     def _scanned_holders(self, wanted: Collection[str]) -> dict[str, list[Holder]]:
         """The holders of each of these as of the last scan."""
@@ -353,40 +329,11 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
     return found
 
 
-def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
-    """Return the lock of each file that its process waits for.
-
-    There is none for a process that waits for several locks, or for none. `1: -> FLOCK ADVISORY WRITE 4242 …` waits for
-    the holder in the line `1: FLOCK …` (fs/locks.c).
-    """
-    held: dict[str, Lock] = {}
-    awaited: dict[int, set[str]] = {}
-    if not waited_on:
-        return {}
-    with suppress(OSError, ValueError, IndexError), Path("/proc/locks").open("rb") as file:
-        for line in file.read(_LOCKS_BYTES).decode().splitlines():
-            number, *words = line.split()
-            if words[0] == "->":
-                awaited.setdefault(int(words[4]), set()).add(number)
-            else:
-                held[number] = Lock(" ".join(words), int(words[3]))
-    return {
-        what: held[number]
-        for what, pid in waited_on.items()
-        for number in awaited.get(pid, ())
-        if len(awaited[pid]) == 1 and number in held
-    }
-
-
-def _fdinfo(pid: int, fd: int | str, reads: Channel) -> bytes:
-    """Read what the kernel shows of an open file; empty if it cannot be read.
-
-    It may hang: the kernel locks an epoll for that, and a thread may keep it locked while it waits for its own memory.
-    """
-    with suppress(OSError):  # TimeoutError is one
-        (found,) = reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], _FDINFO_BYTES)
-        return bytes(found)
-    return b""
+def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, LockLine]:
+    """Return the lock of each file that its process waits for."""
+    files = {what: pid for what, pid in waited_on.items() if what.kind == FILE}
+    table = LockTable.read() if files else LockTable(())
+    return {what: lock for what, pid in files.items() if (lock := table.awaited_by_process(pid))}
 
 
 def watched(pid: int, fd: int, reads: Channel) -> tuple[tuple[str, int], ...]:
@@ -397,7 +344,7 @@ def watched(pid: int, fd: int, reads: Channel) -> tuple[tuple[str, int], ...]:
         with fd_directory(pid) as files:
             if os.readlink(str(fd), dir_fd=files) != _EVENTPOLL:
                 return ()
-            text = _fdinfo(pid, fd, reads)
+            (text,) = fdinfo_of(reads, pid, [str(fd)])
             kinds = Counter(_kind(files, one.decode(), int(inode, 16)) for one, inode in _WATCHES.findall(text))
         return tuple(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
     return ()

@@ -77,6 +77,18 @@ def test_file_lock_of_another_file_is_not_awaited() -> None:
     assert texts(locks.awaited(Request(FLOCK, 11, "7", "a"), 1)) == []
 
 
+@pytest.mark.parametrize(("pid", "takers"), [(10, [20]), (11, []), (12, [])])
+def test_process_that_waits_for_several_locks_awaits_none(pid: int, takers: list[int]) -> None:
+    locks = table(
+        "1: FLOCK  ADVISORY  WRITE 20 fe:01:7 0 EOF",
+        "1: -> FLOCK  ADVISORY  WRITE 10 fe:01:7 0 EOF",
+        "1: -> FLOCK  ADVISORY  WRITE 11 fe:01:7 0 EOF",
+        "2: POSIX  ADVISORY  WRITE 21 fe:01:8 0 EOF",
+        "2: -> POSIX  ADVISORY  WRITE 11 fe:01:8 0 EOF",
+    )
+    assert [one.pid for one in (locks.awaited_by_process(pid),) if one] == takers
+
+
 def test_broken_lines_of_proc_locks_are_skipped() -> None:
     locks = table("", "->", "1:", "1: FLOCK  ADVISORY  WRITE x fe:01:7 0 EOF", "2: POSIX  ADVISORY  READ 5 <none>:0 0")
     assert texts(locks.awaited(Request(FLOCK, 10, "7", ""), 1)) == []
