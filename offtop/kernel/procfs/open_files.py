@@ -5,13 +5,30 @@ reads.
 """
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
 
 from offtop.kernel.procfs.guarded_reads import Channel
 
 _PART = 256
 _FDINFO_BYTES = 1 << 20
+
+
+class OpenFile(NamedTuple):
+    """A file that a process has open."""
+
+    pid: int
+    """Or the tid of a thread, which can have descriptors of its own."""
+    fd: str
+
+    @property
+    def link(self) -> str:
+        """Its link in /proc/PID/fd: `pipe:[1234]`, or a path; empty if it was closed."""
+        with suppress(OSError):
+            return str(Path(f"/proc/{self.pid}/fd/{self.fd}").readlink())
+        return ""
 
 
 @contextmanager
@@ -24,17 +41,20 @@ def fd_directory(pid: int) -> Generator[int]:
         os.close(directory)
 
 
-def open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """Yield a process's wanted open files as (link, descriptor), in parts.
+def scan_open_files(
+    pids: Iterable[int], wanted: Callable[[str], bool]
+) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+    """Read the open files of processes, in small parts.
 
-    Each part comes with the number of files that were read for it.
+    Yields for each part the PID, how many files were read, and the wanted ones as (link, descriptor).
     """
-    with suppress(OSError), fd_directory(pid) as directory:
-        with os.scandir(directory) as entries:
-            files = [entry.name for entry in entries]
-        for first in range(0, len(files), _PART):
-            part = files[first : first + _PART]
-            yield len(part), [one for one in _links(directory, part) if wanted(one[0])]
+    for pid in pids:
+        with suppress(OSError), fd_directory(pid) as directory:
+            with os.scandir(directory) as entries:
+                files = [entry.name for entry in entries]
+            for first in range(0, len(files), _PART):
+                part = files[first : first + _PART]
+                yield pid, len(part), [one for one in _links(directory, part) if wanted(one[0])]
 
 
 def _links(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:

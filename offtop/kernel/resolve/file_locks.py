@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import fdinfo_of, last_part, locks_in, open_in
+from offtop.kernel.procfs.open_files import OpenFile, fdinfo_of, last_part, locks_in, scan_open_files
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker
@@ -262,18 +262,15 @@ def find_holders(
     Yields after each part of the work: the number of files whose links were read, and the holders as (text, PID,
     descriptor). All processes that share the open file by which a lock was taken hold it, whichever took it.
     """
-    for pid in pids:
-        for count, opened in open_in(pid, wanted):
-            fds = [fd for _, fd in opened]
-            of_files = zip(fds, fdinfo_of(reads, pid, fds), strict=True)
-            yield count, [(text, pid, fd) for fd, fdinfo in of_files for text in locks_in(fdinfo) if text in locks]
+    for pid, count, opened in scan_open_files(pids, wanted):
+        fds = [fd for _, fd in opened]
+        of_files = zip(fds, fdinfo_of(reads, pid, fds), strict=True)
+        yield count, [(text, pid, fd) for fd, fdinfo in of_files for text in locks_in(fdinfo) if text in locks]
 
 
 def _name(pid: int, fd: str) -> str:
     """Return the name of an open file, "" if it was closed."""
-    with suppress(OSError):
-        return last_part(str(Path(f"/proc/{pid}/fd/{fd}").readlink()))
-    return ""
+    return last_part(OpenFile(pid, fd).link)
 
 
 def _is_path(link: str) -> bool:

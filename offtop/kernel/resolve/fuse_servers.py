@@ -12,7 +12,7 @@ from contextlib import suppress
 from offtop.kernel.procfs import mounts
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import open_in
+from offtop.kernel.procfs.open_files import fdinfo_of, scan_open_files
 from offtop.kernel.resolve.blocked import OF_DESCRIPTOR, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_SYSTEM, Blocker
@@ -27,7 +27,6 @@ _KIND = re.compile(rb"(?:fuse|fuseblk|virtiofs)(?:\.\S*)?")
 """Kinds of file systems of the FUSE client. `fusectl` is none."""
 _MINOR_BITS = 20
 """The kernel writes a connection as major << 20 | minor (include/linux/kdev_t.h)."""
-_BYTES = 1 << 20
 _OLD_S = 10.0
 _UNKNOWN = 0
 """No device has this number."""
@@ -99,11 +98,10 @@ class FuseServers:
     def _searching(self, pids: Iterable[int]) -> Iterator[None]:
         """Search for processes that have /dev/fuse open. Yield after each part of the work."""
         servers: dict[int, dict[int, str]] = {}
-        for pid in pids:
-            for _, opened in open_in(pid, lambda link: link == _DEVICE):
-                for _, fd in opened:
-                    servers.setdefault(pid, {})[self._connection_of(pid, fd)] = fd
-                yield
+        for pid, _, opened in scan_open_files(pids, lambda link: link == _DEVICE):
+            for _, fd in opened:
+                servers.setdefault(pid, {})[self._connection_of(pid, fd)] = fd
+            yield
         self._servers, self._searched_s = servers, time.monotonic()
 
     def _connection_of(self, pid: int, fd: str) -> int:
@@ -111,8 +109,6 @@ class FuseServers:
 
         In a container, /dev/fuse can be another device, whose driver can hang.
         """
-        with suppress(OSError):
-            (fdinfo,) = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], _BYTES)
-            found = _CONNECTION.search(fdinfo)
-            return int(found[1]) if found else _UNKNOWN
-        return _UNKNOWN
+        (fdinfo,) = fdinfo_of(self._reads, pid, [fd])
+        found = _CONNECTION.search(fdinfo)
+        return int(found[1]) if found else _UNKNOWN

@@ -18,14 +18,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
-from offtop.kernel.procfs.open_files import fd_directory, fdinfo_of, last_part, open_in
+from offtop.kernel.procfs.open_files import OpenFile, fd_directory, fdinfo_of, last_part, scan_open_files
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.file_locks import LockLine, LockTable, find_holders
@@ -78,20 +77,6 @@ _WATCHES = re.compile(rb"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 """A watched descriptor in /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
 
 
-class Holder(NamedTuple):
-    """A process that has something open."""
-
-    pid: int
-    fd: str
-
-    @property
-    def mode(self) -> int:
-        """The bits _READS and _WRITES; 0 if it was closed."""
-        with suppress(OSError):
-            return os.lstat(f"/proc/{self.pid}/fd/{self.fd}").st_mode & (_READS | _WRITES)
-        return 0
-
-
 class PeersWorker:
     """Finds peers and puts them into a catalog.
 
@@ -108,7 +93,7 @@ class PeersWorker:
         """Object → when it may be looked up again (time.monotonic())."""
         self._found: dict[Object, Peers] = {}
         """Results that are not in the catalog yet."""
-        self._holders: dict[str, Sequence[Holder]] = {}
+        self._holders: dict[str, Sequence[OpenFile]] = {}
         """Holders of the requested pipes, sockets and file locks, by link text in /proc/PID/fd."""
         self._scanned = np.zeros((0, 3), np.int64)
         """All pipes and sockets of the last scan: `_code`, process and descriptor."""
@@ -211,7 +196,7 @@ class PeersWorker:
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
         self._put_peers(unknown, wanted, locks)
 
-    def _remember(self, holders: Mapping[str, Sequence[Holder]]) -> None:
+    def _remember(self, holders: Mapping[str, Sequence[OpenFile]]) -> None:
         for one in holders:  # so that the oldest ones are first
             self._holders.pop(one, None)
         self._holders |= holders
@@ -238,56 +223,50 @@ class PeersWorker:
 
     def _is_unchanged(self, one: str) -> bool:
         """Return whether all known holders still have it open; true if it is away."""
-        if one == _AWAY:
-            return True
-        with suppress(OSError):
-            holders = self._holders.get(one, ())
-            links = (Path(f"/proc/{holder.pid}/fd/{holder.fd}").readlink() for holder in holders)
-            return bool(holders) and all(str(link) == one for link in links)
-        return False
+        holders = self._holders.get(one, ())
+        return one == _AWAY or (bool(holders) and all(holder.link == one for holder in holders))
 
-    def _scan_for_holders(self, wanted: Collection[str]) -> dict[str, list[Holder]]:
+    def _scan_for_holders(self, wanted: Collection[str]) -> dict[str, list[OpenFile]]:
         """Scan for the holders of each of these; {} if there are too many files."""
         files = 0
-        held: dict[str, list[Holder]] = {}
+        held: dict[str, list[OpenFile]] = {}
         scanned = array("q")
         self._scanned = self._scanned[:0]
-        for pid in every_pid():
-            for count, found in open_in(pid, _is_pipe_or_socket):
-                files += count
-                for one, fd in found:
-                    if one in wanted:
-                        held.setdefault(one, []).append(Holder(pid, fd))
-                    if len(scanned) <= 3 * _MOST_SCANNED:
-                        scanned.extend((_code(one), pid, int(fd)))
-                self._throttle()
-                if self._worker.is_closing or files > _MOST_FILES:
-                    return {}
+        for pid, count, found in scan_open_files(every_pid(), _is_pipe_or_socket):
+            files += count
+            for one, fd in found:
+                if one in wanted:
+                    held.setdefault(one, []).append(OpenFile(pid, fd))
+                if len(scanned) <= 3 * _MOST_SCANNED:
+                    scanned.extend((_code(one), pid, int(fd)))
+            self._throttle()
+            if self._worker.is_closing or files > _MOST_FILES:
+                return {}
         if len(scanned) <= 3 * _MOST_SCANNED:
             self._scanned = np.array(scanned, np.int64).reshape(-1, 3)
         return held
 
-    def _find_lock_holders(self, locks: Mapping[Object, LockLine], pids: Iterable[int]) -> dict[str, list[Holder]]:
+    def _find_lock_holders(self, locks: Mapping[Object, LockLine], pids: Iterable[int]) -> dict[str, list[OpenFile]]:
         """Find which of these processes hold the lock on each file; {} if there are too many files."""
         names = {last_part(what.name) for what in locks}
         texts = {lock.text for lock in locks.values()}
         files = 0
-        held: dict[str, list[Holder]] = {}
+        held: dict[str, list[OpenFile]] = {}
         for count, found in find_holders(pids, texts, lambda link: last_part(link) in names, self._reads):
             files += count
             for text, pid, fd in found:
-                held.setdefault(text, []).append(Holder(pid, fd))
+                held.setdefault(text, []).append(OpenFile(pid, fd))
             self._throttle()
             if self._worker.is_closing or files > _MOST_FILES:
                 return {}
         return {what.name: held[lock.text] for what, lock in locks.items() if lock.text in held}
 
-    def _scanned_holders(self, wanted: Collection[str]) -> dict[str, list[Holder]]:
+    def _scanned_holders(self, wanted: Collection[str]) -> dict[str, list[OpenFile]]:
         """The holders of each of these as of the last scan."""
         of_codes = {_code(one): one for one in wanted}
-        held: dict[str, list[Holder]] = {}
+        held: dict[str, list[OpenFile]] = {}
         for code, pid, fd in self._scanned[np.isin(self._scanned[:, 0], [*of_codes])].tolist():
-            held.setdefault(of_codes[code], []).append(Holder(pid, str(fd)))
+            held.setdefault(of_codes[code], []).append(OpenFile(pid, str(fd)))
         return held
 
     def _throttle(self) -> None:
@@ -372,21 +351,28 @@ def _is_pipe_or_socket(link: str) -> bool:
     return link.startswith((_PIPE, _SOCKET))
 
 
-def _peers(holders: Sequence[Holder], role: str) -> Peers:
+def _peers(holders: Sequence[OpenFile], role: str) -> Peers:
     """`role`: that of all holders; "" for a pipe."""
     if role:
         return Peers(_side(role, holders))
-    modes = [(one, one.mode) for one in holders]
+    modes = [(one, _mode(one)) for one in holders]
     readers = _side(READER, [one for one, mode in modes if mode & _READS])
     return Peers(readers + _side(WRITER, [one for one, mode in modes if mode & _WRITES]))
 
 
-def _side(role: str, holders: Sequence[Holder]) -> tuple[PeerSide, ...]:
+def _side(role: str, holders: Sequence[OpenFile]) -> tuple[PeerSide, ...]:
     """Return () if there are no holders, and it is no client, which may be away."""
     pids = [*dict.fromkeys(one.pid for one in holders)]
     if not pids and role != CLIENT:
         return ()
     return (PeerSide(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),)
+
+
+def _mode(holder: OpenFile) -> int:
+    """Return the bits _READS and _WRITES of a holder; 0 if it has closed the file."""
+    with suppress(OSError):
+        return os.lstat(f"/proc/{holder.pid}/fd/{holder.fd}").st_mode & (_READS | _WRITES)
+    return 0
 
 
 def _comm(pid: int) -> str:

@@ -18,11 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
 
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.open_files import open_in
+from offtop.kernel.procfs.open_files import OpenFile, scan_open_files
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn
@@ -70,13 +69,6 @@ _SOCKET = "socket:["
 _TCP = ("tcp_recvmsg",)
 
 
-class _Owner(NamedTuple):
-    """A process that has a socket open."""
-
-    pid: int
-    fd: str
-
-
 class Upstreams:
     """Finds the processes. For one thread, except for `stacks`."""
 
@@ -84,7 +76,7 @@ class Upstreams:
         self._reads = reads
         self.stacks = StacksIn(catalog, _TCP)
         """Kernel stacks that wait for data of a TCP connection."""
-        self._owners: dict[int, list[_Owner]] = {}
+        self._owners: dict[int, list[OpenFile]] = {}
         """Inode of a socket → the processes that have it open."""
         self._search = SlicedWork()
         self._namespaces: dict[int, tuple[float, int]] = {}
@@ -246,12 +238,7 @@ class Upstreams:
     def _pids_of(self, inode: int) -> list[int]:
         """Return the processes that still have a socket open."""
         link = f"{_SOCKET}{inode}]"
-        found: list[int] = []
-        for owner in self._owners.get(inode, ()):
-            with suppress(OSError):
-                if str(Path(f"/proc/{owner.pid}/fd/{owner.fd}").readlink()) == link:
-                    found.append(owner.pid)
-        return found
+        return [owner.pid for owner in self._owners.get(inode, ()) if owner.link == link]
 
     def _look_for(self, inodes: Collection[int], listeners: Iterable[int], pids: Collection[int]) -> None:
         """Search for the owners of sockets: immediately in processes that listen, a slice at a time in all others."""
@@ -268,19 +255,18 @@ class Upstreams:
             self._search.advance()
 
     def _owning_all(self, pids: Iterable[int]) -> Iterator[None]:
-        owners: dict[int, list[_Owner]] = {}
+        owners: dict[int, list[OpenFile]] = {}
         yield from self._owning(pids, owners)
         self._owners = owners
 
-    def _owning(self, pids: Iterable[int], owners: dict[int, list[_Owner]]) -> Iterator[None]:
+    def _owning(self, pids: Iterable[int], owners: dict[int, list[OpenFile]]) -> Iterator[None]:
         """Add the sockets of these processes to `owners`. Yields after each part of the work."""
-        for pid in pids:
-            for _, opened in open_in(pid, lambda link: link.startswith(_SOCKET)):
-                for link, fd in opened:
-                    some = owners.setdefault(int(link[len(_SOCKET) : -1]), [])
-                    if all(owner.pid != pid for owner in some):
-                        some.append(_Owner(pid, fd))
-                yield
+        for pid, _, opened in scan_open_files(pids, lambda link: link.startswith(_SOCKET)):
+            for link, fd in opened:
+                some = owners.setdefault(int(link[len(_SOCKET) : -1]), [])
+                if all(owner.pid != pid for owner in some):
+                    some.append(OpenFile(pid, fd))
+            yield
 
 
 class _Table:
@@ -329,11 +315,8 @@ def _socket_of(one: Blocked) -> int:
 
 def _socket_at(key: ThreadKey, descriptor: int) -> int:
     """Return the inode of a thread's socket; 0 if the descriptor is none."""
-    with suppress(OSError):
-        link = str(Path(f"/proc/{key.tid}/fd/{descriptor}").readlink())
-        if link.startswith(_SOCKET):
-            return int(link[len(_SOCKET) : -1])
-    return 0
+    link = OpenFile(key.tid, str(descriptor)).link
+    return int(link[len(_SOCKET) : -1]) if link.startswith(_SOCKET) else 0
 
 
 def _address(peer: tuple[bytes, int]) -> str:
