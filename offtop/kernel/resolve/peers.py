@@ -52,7 +52,7 @@ from offtop.worker import Rest, Worker
 _MAX_AGE_S = 10.0
 """Age at which a result is checked again on request."""
 _NEGATIVE_MAX_AGE_S = 60.0
-"""The same if no process was found."""
+"""The same if no process was found. Not for a file: its lock may have been free at that moment."""
 _REST_S, _REST_TIMES = 3.0, 50
 """Time from one scan of all files to the next: at least so many seconds, and so many times the CPU time that it took.
 """
@@ -216,8 +216,8 @@ class PeersWorker:
             self._found |= found
             for what, peers in found.items():
                 self._retry_s.pop(what, None)
-                has_process = peers.members or any(side.processes for side in peers.sides)
-                self._retry_s[what] = now_s + (_MAX_AGE_S if has_process else _NEGATIVE_MAX_AGE_S)
+                may_change = what.kind == FILE or peers.members or any(side.processes for side in peers.sides)
+                self._retry_s[what] = now_s + (_MAX_AGE_S if may_change else _NEGATIVE_MAX_AGE_S)
             while len(self._retry_s) > _MOST_RETRIES:
                 del self._retry_s[next(iter(self._retry_s))]
 
