@@ -147,7 +147,7 @@ class TickEncoder:
         """
         keys = _keys(whole)
         comms = {key: comm for key in keys if (comm := catalog.comms.get(key)) and self._comms.get(key) != comm}
-        pids = {key.pid for key in keys if key.pid}
+        pids = _pids(whole)
         processes = {
             pid: name for pid in pids if (name := catalog.processes.get(pid)) and self._processes.get(pid) != name
         }
@@ -173,8 +173,7 @@ class TickEncoder:
 
     def _whole_entry(self, whole: Change, catalog: Catalog) -> tick_rows.Entry:
         """Return a whole tick with all names that it uses, and forget the names that it does not use."""
-        keys = _keys(whole)
-        pids = {key.pid for key in keys}
+        keys, pids = _keys(whole), _pids(whole)
         self._comms = {key: comm for key, comm in self._comms.items() if key in keys}
         self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
         self._details = {pid: stored for pid, stored in self._details.items() if pid in pids}
@@ -298,6 +297,12 @@ class TickEncoder:
         """Return why the functions of files have no names: (file, reason) of each file that has such a reason."""
         reasons = {frame.file: self._source.why_nameless(frame) for frame in self.unnamed}
         return [(file_format.text_bytes(file), reason) for file, reason in reasons.items() if reason]
+
+
+def _pids(one: Change) -> set[int]:
+    """Return the processes in a change: those that wait, and those that others wait for."""
+    blockers = (blocker.pid for some in one.blockers.values() for blocker in some)
+    return {*(key.pid for key in _keys(one)), *blockers} - {0}
 
 
 def _keys(one: Change) -> set[ThreadKey]:

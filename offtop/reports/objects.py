@@ -682,7 +682,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     others: Count
     """How many other programs have threads that wait for the same."""
     state: str
-    """Category of their wait; runs: they are on a CPU; idle: they wait for work; away: on another machine or in another
+    """Category of their wait; runs: they are on a CPU; idle: they look idle;
+    unmeasured: filters such as -p leave it out, or it has exited; away: on another machine or in another
     network namespace: pid is 0, and process is the address; disk: pid is 0, and process is the name of the disk."""
     diagnosis: CauseId
     age_ns: Count

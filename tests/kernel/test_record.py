@@ -18,6 +18,7 @@ import pytest
 from offtop.person import Person
 from tests.command import OFFTOP, QUICK, run
 from tests.kernel import programs
+from tests.kernel.test_suspects import started
 from tests.ui.terminal import terminal
 
 pytestmark = pytest.mark.kernel
@@ -85,6 +86,18 @@ def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.
     page = run("report", str(file))
     assert "WAKERS THAT ENDED MOST BLOCKED TIME" in page.out
     assert read_version(file) == 2
+
+
+def test_holder_of_a_lock_that_is_not_measured_has_its_name_in_a_replay_too(tmp_path: Path) -> None:
+    lock, file = tmp_path / "job.lock", tmp_path / "it.offtop"
+    with started("flock", "-o", lock, "sleep", "60") as holder:
+        programs.until(lambda: lock.exists() and str(holder.pid) in Path("/proc/locks").read_text())
+        with started("flock", lock, "true") as waiter:
+            live = run("-b", "-n", "4", "-d", "0.5", "-p", str(waiter.pid), "--record", str(file))
+    assert live.status == 0, live.err
+    says = f"held by flock({holder.pid}), which is not measured"
+    assert says in live.out
+    assert says in run("replay", str(file), "-b").out
 
 
 def known(tick: dict[str, Any]) -> dict[str, Any]:

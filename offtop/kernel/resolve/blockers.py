@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from offtop.kernel.bpf import layout
+from offtop.kernel.procfs.direct_reads import read_content
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
@@ -24,7 +26,7 @@ from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.tracers import Tracers
 from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
-from offtop.model.values.blockers import CPU_QUOTA, Blocker, Blockers
+from offtop.model.values.blockers import CPU_QUOTA, ELSEWHERE, Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import Names
@@ -79,6 +81,8 @@ class BlockersWorker:
         """PID → cgroup."""
         self._found_s = 0.0
         self._skipped = 0
+        self._named = set[int]()
+        """Processes that have their name in the catalog only because they are blockers."""
 
     @property
     def skipped(self) -> int:
@@ -106,6 +110,23 @@ class BlockersWorker:
 
     def publish(self, waiting: Waits) -> Blockers:
         """Return what was found for those of the waits that were in progress when it was looked up."""
+        shown = self._of_waits(waiting)
+        self._name({one.pid for some in shown.values() for one in some})
+        return shown
+
+    def _name(self, pids: set[int]) -> None:
+        """Name the blockers that have no name because filters leave them out, as long as they are blockers."""
+        catalog = self._catalog
+        for pid in self._named - pids:
+            self._named.discard(pid)
+            if ThreadKey(pid, pid) not in catalog.comms:  # otherwise it is measured by now
+                catalog.processes.pop(pid, None)
+        for pid in pids - {ELSEWHERE}:
+            if pid not in catalog.processes and (comm := read_content(f"/proc/{pid}/comm").rstrip(b"\n")):
+                catalog.processes[pid] = layout.text_of(comm)
+                self._named.add(pid)
+
+    def _of_waits(self, waiting: Waits) -> dict[ThreadKey, tuple[Blocker, ...]]:
         found = self._found
         if not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
             return {}

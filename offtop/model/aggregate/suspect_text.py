@@ -13,7 +13,7 @@ from offtop.model.classify.categories import CONNECT
 from offtop.model.classify.cause_finder import CauseFinder, without_keys
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspect import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
-from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS
+from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS, UNMEASURED
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
@@ -38,7 +38,8 @@ from offtop.units import NS_PER_S, duration, threads, times
 _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",
-    IDLE: "waits for work",
+    IDLE: "looks idle",
+    UNMEASURED: "is not measured",
     AWAY: "is on another machine or in a container",
     IS_DISK: "is a disk",
     RUN_QUEUE: "wants a CPU",
@@ -118,7 +119,7 @@ def gone_texts(found: Found, baseline: Baseline | None) -> list[str]:
 
 
 def of_several(does: str) -> str:
-    """Return `wait for work` for `waits for work`."""
+    """Return `look idle` for `looks idle`."""
     verb, _, rest = does.partition(" ")
     return " ".join(filter(None, ("are" if verb == "is" else verb.removesuffix("s"), rest)))
 
@@ -274,6 +275,8 @@ class SuspectTexts:
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""
+            if end.state == UNMEASURED:
+                return f"ps -o stat,wchan:20,args -p {end.key.pid}; offtop without filter shows what it waits for"
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"

@@ -40,6 +40,14 @@ class Activity:
         self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
         """By name of the disk: the process with most of the requests in it, while requests are counted."""
 
+    def has_process(self, pid: int) -> bool:
+        """Return whether anything of the process was measured in the window."""
+        return pid in self._pids
+
+    @cached_property
+    def _pids(self) -> frozenset[int]:
+        return frozenset(np.unique(np.concatenate((self._codes >> 32, self._every.ids[:, 0]))).tolist())
+
     @cached_property
     def at_disks(self) -> Mapping[int, float]:
         """PID → average number of threads that wait for a disk."""

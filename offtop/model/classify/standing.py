@@ -16,7 +16,7 @@ from offtop.model.classify.causes import Rule
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Paths
-from offtop.model.classify.wait_graph import AWAY, IDLE, KnownPeers, wait_graph
+from offtop.model.classify.wait_graph import AWAY, IDLE, UNMEASURED, KnownPeers, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.blockers import PIPE as PIPE_END
 from offtop.model.values.catalog import SiteKey
@@ -70,6 +70,7 @@ class WaitsOfTick:
         self.snapshot, self.blocked = snapshot, blocked
         self.activity = Activity(every, window, snapshot.blockers)
         self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
+        self._peers = peers
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares
         self._leaves = shares.leaves if shares else ()
@@ -120,11 +121,14 @@ class WaitsOfTick:
         ids = rows_at(self.waits.sites, self.standing)
         return SiteKeys(rows_at(ids, self._window.still.mask(ids)))
 
+    def program(self, pid: int) -> str:
+        """Return the name of a process, also of one that is only known as the other end of a wait. Raw."""
+        return self.snapshot.catalog.process(pid) or self._peers.names.get(pid, "")
+
     def is_for_request(self, row: int) -> bool:
-        """Return whether a wait is for the next message of a client that is not stuck: the server has no work."""
-        of_object = self.snapshot.catalog.peers_of(self.snapshot.catalog.wake(int(self.waits.rows[row, WAKE])).object)
+        """Return whether a wait is for the next message of a client that is not stopped: the server has no work."""
         return (
-            of_object.is_client
+            self._is_of_client(row)
             and self._leaves[int(self._leaf[row])].category in self._weights.normal
             and self._has_normal_cause(row)
             and not self._is_owed(row)
@@ -228,15 +232,20 @@ class WaitsOfTick:
     def _owes(self, edge: Edge) -> bool:
         """Return whether the target of an edge owes the waiting thread an answer, as far as is known.
 
-        Others at the far end of a pipe may have nothing to write, whatever they wait for.
+        The writer of a pipe, and a client, may have nothing to send, whatever they wait for, unless they are stopped.
         """
-        if edge.via == PIPE_END:
+        if edge.via == PIPE_END or (edge.via == SOCKET and self._is_of_client(edge.source)):
             own = self.graph.edges.threads_of(edge.target) or [edge.target]
             return any(self.graph.nodes[one].state == STOPPED for one in own)
         if edge.via == ANSWER:
             is_away = self.graph.nodes[edge.target].state == AWAY  # so nobody here knows whether it looks idle
             return edge.is_exact or is_away or self._is_at_work(edge.target, _KEEPS_WAITING)
         return self._is_at_work(edge.target, _STOPPED)
+
+    def _is_of_client(self, row: int) -> bool:
+        """Return whether a thread waits on a connection that its process has accepted."""
+        catalog = self.snapshot.catalog
+        return catalog.peers_of(catalog.wake(int(self.waits.rows[row, WAKE])).object).is_client
 
     def _is_at_work(self, node: int, normal_but: Collection[str]) -> bool:
         """Return whether the process that may owe an answer does not look idle itself.
@@ -249,7 +258,7 @@ class WaitsOfTick:
         key, row, state, _ = self.graph.nodes[node]
         if state in (RUNS, RUN_QUEUE):
             return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= SATURATED
-        if state in (IDLE, AWAY):
+        if state in (IDLE, UNMEASURED, AWAY):
             return False
         if row >= 0 and self.is_unclear[row]:
             return False

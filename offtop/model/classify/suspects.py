@@ -178,7 +178,7 @@ class _Ends:
         return Found(sorted(every, key=lambda one: -one.harm), len(self._waits.standing))
 
     def _program(self, node: Node) -> str:
-        return node.address or self._catalog.process(node.key.pid)
+        return node.address or self._waits.program(node.key.pid)
 
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
@@ -350,7 +350,7 @@ class _Ends:
             threads, processes = len(same), len({every[one].key.pid for one in same})
         else:
             once, counts = np.unique(pids, return_counts=True)
-            is_same = np.array([self._catalog.process(pid) == program for pid in once.tolist()], np.bool_)
+            is_same = np.array([self._waits.program(pid) == program for pid in once.tolist()], np.bool_)
             threads, processes = int(counts[is_same].sum()), int(np.count_nonzero(is_same))
             if oldest.state == LOCK and not self._waits.is_unclear[oldest.row]:
                 unread = int(np.count_nonzero(np.isin(self._unclear_pids, once[is_same])))

@@ -49,8 +49,9 @@ from offtop.model.windows.breakdown import SLEEP, STOPPED, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.units import NS_PER_S
 
-IDLE, AWAY, IS_DISK = "idle", "away", "disk"
-"""States of nodes that are not a wait, beside RUNS: it waits for work; it is another machine; it is a disk."""
+IDLE, UNMEASURED, AWAY, IS_DISK = "idle", "unmeasured", "away", "disk"
+"""States of nodes that are not a wait, beside RUNS: it looks idle; filters leave it out, or it has exited; it is
+another machine; it is a disk."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 _SLACK_NS = NS_PER_S
@@ -64,6 +65,9 @@ _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
 _BUSY = 0.5
 """Share of time on a CPU, waiting for one or at a disk, from which a session may be in one long statement."""
 
+_LONG_STATEMENT_NS = 5 * NS_PER_S
+"""A session that waits for so long in a statement may hold locks for longer than that."""
+
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
 _NO_WAKERS: _Wakers = {}
 
@@ -74,8 +78,8 @@ class Node(NamedTuple):
     row: int
     """Row of the waits in progress; -1 if it is not in a wait that is known to be long."""
     state: str
-    """Category of the wait; RUNS, IDLE, AWAY or IS_DISK; or `run-queue` or `throttle` for a process that wants a
-    CPU."""
+    """Category of the wait; RUNS, IDLE, UNMEASURED, AWAY or IS_DISK; or `run-queue` or `throttle` for a process that
+    wants a CPU."""
     address: str = ""
     """Address of a node that is AWAY; name of a disk."""
 
@@ -154,6 +158,8 @@ class KnownPeers:
     """Processes at the other end of the objects that threads wait on, cached while the catalog has the same peers."""
 
     def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        """PID → name of these processes, raw: the catalog may lack those that are not measured."""
         self._version = (0, 0)
         self._known: dict[tuple[int, int], tuple[Blocker, ...]] = {}
 
@@ -161,10 +167,12 @@ class KnownPeers:
         """Return the processes at the other end of what a wait at that kernel stack is on."""
         version = id(catalog), catalog.peers_version
         if version != self._version:
-            self._version, self._known = version, {}
+            self._version, self._known, self.names = version, {}, {}
         known = self._known.get((kernel, wake))
         if known is None:
-            known = self._known[kernel, wake] = _peers(catalog, kernel, catalog.wake(wake).object)
+            what = catalog.wake(wake).object
+            known = self._known[kernel, wake] = _peers(catalog, kernel, what)
+            self.names |= {one.pid: one.comm for side in catalog.peers_of(what).sides for one in side.processes}
         return known
 
 
@@ -334,9 +342,11 @@ class _Builder:
     def _may_be_in_statement(self, pid: int, since_ns: int) -> bool:
         """Return whether an active session may have been in its statement for `since_ns`.
 
-        That is so if it waits for as long, or was busy: between statements, it would wait for its client.
+        That is so if it waits for as long or for seconds, or was busy: between statements, it would wait for its
+        client. A statement that sleeps (pg_sleep) wakes up once a minute.
         """
-        is_old = len(ages_ns := self._ages_ns[self._rows_of(pid)]) and ages_ns.max() >= since_ns
+        least_ns = min(since_ns, _LONG_STATEMENT_NS)
+        is_old = len(ages_ns := self._ages_ns[self._rows_of(pid)]) and ages_ns.max() >= least_ns
         _, busy = self._activity.busy(ThreadKey(pid, 0))
         return bool(is_old) or busy + self._activity.at_disks.get(pid, 0.0) >= _BUSY
 
@@ -397,7 +407,8 @@ class _Builder:
             acting = acting[:0]
         elif not len(acting):
             state, blocked = ("", 0.0) if len(rows) else self._activity.most_blocked(key)
-            state = state if blocked >= _LEAST_BUSY else IDLE
+            is_known = bool(len(rows) or len(self._rows_of(key.pid)) or self._activity.has_process(key.pid))
+            state = state if blocked >= _LEAST_BUSY else IDLE if is_known else UNMEASURED
         if len(acting) == 1:
             return int(acting[0])
         is_idle = len(rows) and state == IDLE

@@ -278,7 +278,7 @@ def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None
 
 
 @pytest.mark.parametrize(
-    ("functions", "does"), [(("lib:epoll_wait", "loop"), "waits for work"), ((), "waits in unknown functions")]
+    ("functions", "does"), [(("lib:epoll_wait", "loop"), "looks idle"), ((), "waits in unknown functions")]
 )
 def test_server_in_poll_waits_for_work_only_as_far_as_its_functions_are_known(
     functions: tuple[str, ...], does: str
@@ -326,7 +326,7 @@ def test_gil_and_pipe_say_what_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("one", "several"),
     [
-        ("waits for work", "wait for work"),
+        ("looks idle", "look idle"),
         ("wants a CPU", "want a CPU"),
         ("runs", "run"),
         ("sleeps in nap", "sleep in nap"),

@@ -406,9 +406,9 @@ def test_readers_of_a_local_socket_stand_unless_its_other_end_is_stuck(server: s
 
 
 @pytest.mark.parametrize(
-    ("client", "is_accused"), [("poll", False), ("sleep", False), ("stopped", True), ("lock", True)]
+    ("client", "is_accused"), [("poll", False), ("sleep", False), ("stopped", True), ("lock", False)]
 )
-def test_server_that_waits_for_the_next_message_of_a_client_accuses_it_only_if_it_is_stuck(
+def test_server_that_waits_for_the_next_message_of_a_client_accuses_it_only_if_it_is_stopped(
     client: str, is_accused: bool
 ) -> None:
     machine = Machine()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offtop.model.classify.activity import RUNS
 from offtop.model.classify.wait_edges import Edge, Edges, Paths
-from offtop.model.classify.wait_graph import IDLE, WaitGraph
+from offtop.model.classify.wait_graph import IDLE, UNMEASURED, WaitGraph
 from offtop.model.values.blockers import (
     BACKLOG,
     CHILD,
@@ -203,6 +203,7 @@ def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_da
     [
         ("SELECT", 11, 0.0, False, "poll"),
         ("SELECT", 2, 0.0, True, "poll"),
+        ("SELECT", 6, 0.0, False, "poll"),
         ("SELECT", 2, 0.0, False, "disk-read"),
         ("UPDATE", 0, 0.9, False, "poll"),
         ("UPDATE", 0, 0.2, True, "poll"),
@@ -227,6 +228,17 @@ def test_session_is_not_named_if_another_one_may_hold_the_lock(
         30: f"{_BACKEND}{other}",
     }
     assert edges_of(machine.graph(), waiter) == [(ThreadKey(20, 0), TITLE, False)] * is_named
+
+
+def test_holder_that_filters_leave_out_does_not_look_idle() -> None:
+    machine = Machine()
+    measured, left_out = (machine.waits("flock", pid, "lock", 10) for pid in (10, 11))
+    machine.waits("idle", 20, "poll", 60)
+    machine.held(measured, Blocker(20, 0, FILE_LOCK, True))
+    machine.held(left_out, Blocker(21, 0, FILE_LOCK, True))
+    graph = machine.graph()
+    ends = {edge.source: graph.nodes[edge.target].state for edge in graph.edges.of_waits}
+    assert [ends[row] for row in sorted(ends)] == [IDLE, UNMEASURED]
 
 
 def test_waiting_session_and_holder_need_no_cluster_name_in_their_titles() -> None:
