@@ -244,32 +244,32 @@ class SimulatedThreads:
         yield
         self.spent_s += time.process_time() - began_s
 
-    def scan(self, _link: int) -> bytearray:
+    def scan(self, _link: int) -> bytes:
         """Return the output of a task scan."""
         with self._apart():
             return self._scan()
 
-    def _scan(self) -> bytearray:
+    def _scan(self) -> bytes:
         mode = int.from_bytes(self._scan_mode.value, "little")
         if mode & layout.SCAN_RUNS:
             runs = np.zeros(len(self._tid), RUNS_ROW)
             runs["pid"], runs["tid"], runs["pcount"] = self._pid, self._tid, self._waits
-            return bytearray(runs.tobytes())
+            return runs.tobytes()
         for buffer in range(2):
             if mode & layout.SCAN_BUFFERS[buffer]:
                 return self._scan_records(self._buffers[buffer])
         return self._scan_waits(bool(mode & layout.SCAN_PRIME))
 
-    def _scan_records(self, recorded: _Recorded) -> bytearray:
+    def _scan_records(self, recorded: _Recorded) -> bytes:
         at = np.flatnonzero(recorded.records["state"])
         rows = np.zeros(len(at), [("task", TASK_ROW), ("record", THREAD_ROW)])
         self._fill_tasks(rows["task"], at)
         rows["task"]["flags"] = layout.SCANNED_THREAD
         rows["record"] = recorded.records[at]
         recorded.records[at] = np.zeros((), THREAD_ROW)
-        return bytearray(rows.tobytes())
+        return rows.tobytes()
 
-    def _scan_waits(self, is_prime: bool) -> bytearray:
+    def _scan_waits(self, is_prime: bool) -> bytes:
         now_ns = time.monotonic_ns()
         if not self._first_ns:
             self._begin_ns[:] = now_ns
@@ -299,7 +299,7 @@ class SimulatedThreads:
             of_place = self._places(with_stack) == place
             stacks["depth"][of_place] = len(stack)
             stacks["frames"][of_place, : len(stack)] = stack
-        return bytearray(rows.tobytes() + others.tobytes())
+        return rows.tobytes() + others.tobytes()
 
     def _fill_tasks(self, tasks: NDArray[np.void], at: NDArray[np.int64]) -> None:
         tasks["pid"], tasks["tid"], tasks["comm"], tasks["state"] = self._pid[at], self._tid[at], self._names[at], 1

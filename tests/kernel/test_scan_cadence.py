@@ -70,7 +70,7 @@ def test_a_scan_costs_the_time_that_it_runs_not_its_preemption(
 ) -> None:
     scan = Drain.scan
 
-    def scan_late(drain: Drain, mode: int) -> bytearray:
+    def scan_late(drain: Drain, mode: int) -> bytes:
         held_up(0.5)
         return scan(drain, mode)
 

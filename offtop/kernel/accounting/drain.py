@@ -84,13 +84,10 @@ class Drain:
         self._added_before = 0
         """How many entries the tables had got at the last flip."""
 
-    def scan(self, mode: int) -> bytearray:
+    def scan(self, mode: int) -> bytes:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
         self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        read, *others = map(libbpf.read_iterator, self._scan_links)
-        for other in others:
-            read += other
-        return read
+        return b"".join(map(libbpf.read_iterator, self._scan_links))
 
     def have_run(self, ids: Ints, pcounts: Ints) -> Mask:
         """Return which threads (pid, tid) have exited, or have been given a CPU more often than `pcounts` says."""
@@ -102,7 +99,7 @@ class Drain:
         has_run[~has_run] = now["pcount"][at[~has_run]] != pcounts[~has_run]
         return has_run
 
-    def waits(self, raw_scan: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
+    def waits(self, raw_scan: bytes, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
         """Return the waits in progress that are new, became runnable, or are on a lock that has another holder now.
 
         If the scan primes (layout.SCAN_PRIME), return all of them. Appends to `ran` the CPU time of threads that did

@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from offtop.errors import KernelError
@@ -17,8 +17,8 @@ from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.procfs.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
-_FIRST_READ, _LEAST_READ = 1 << 18, 1 << 15
-"""Room for the output of an iterator at first, and for one read: the kernel returns up to 32 KB (bpf_seq_read)."""
+_MOST_READ = 1 << 15
+"""The kernel returns up to 32 KB of the output of an iterator at once (bpf_seq_read)."""
 _FIRST_BATCH, _LARGEST_BATCH = 256, 4096
 """How many entries are read from a map at once: the number doubles after each batch, up to the largest."""
 _KIND_STRUCT = 4
@@ -239,25 +239,13 @@ class Map:
         self._values = ct.create_string_buffer(entries * self.value_bytes)
 
 
-def read_iterator(link_fd: int) -> bytearray:
+def read_iterator(link_fd: int) -> bytes:
     """Run an attached iterator once, and return everything that it writes. Raises OSError."""
     fd = library().bpf_iter_create(link_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    read, size = bytearray(_FIRST_READ), 0
     try:
-        while True:
-            if len(read) - size < _LEAST_READ:
-                read += bytes(len(read))
-            try:
-                with memoryview(read) as whole, whole[size:] as rest:
-                    count = os.readv(fd, [rest])
-            except InterruptedError:
-                continue
-            if not count:
-                del read[size:]
-                return read
-            size += count
+        return b"".join(iter(partial(os.read, fd, _MOST_READ), b""))
     finally:
         os.close(fd)
 

@@ -89,7 +89,7 @@ class Scan(NamedTuple):
     """Position in `stacks` → the frames of a deep stack beyond those in its row."""
 
 
-def scan_of(data: bytes | bytearray) -> Scan:
+def scan_of(data: bytes) -> Scan:
     """Parse the output of a task scan."""
     thread_bytes, stack_bytes = layout.THREAD.size, layout.SCANNED_STACK_LAYOUT.size
     sizes = [
@@ -117,7 +117,7 @@ def scan_of(data: bytes | bytearray) -> Scan:
     return Scan(tasks, np.flatnonzero(has_thread), threads, np.flatnonzero(has_stack), stacks, more)
 
 
-def _rows_at(data: bytes | bytearray, at: Ints, kind: np.dtype[np.void]) -> Rows:
+def _rows_at(data: bytes, at: Ints, kind: np.dtype[np.void]) -> Rows:
     """Return the rows that begin at these positions; a view of `data` if they are evenly spaced, otherwise a copy."""
     if not len(at):
         return np.empty(0, kind)

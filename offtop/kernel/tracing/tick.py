@@ -134,7 +134,7 @@ class TickStages:
         drain = self._parts.drain
         scan_ns, began_ns = time.monotonic_ns(), time.thread_time_ns()  # CPU time: this thread may be preempted
         mode = layout.SCAN_WAITS | (layout.SCAN_PRIME if plan.is_prime else 0)
-        scan = drain.scan(mode) if plan.is_scanned else bytearray()  # first, because the switch wakes kernel threads
+        scan = drain.scan(mode) if plan.is_scanned else b""  # first, because the switch wakes kernel threads
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()
         machine = procfs.machine_times()
