@@ -1,8 +1,9 @@
 """Drains the BPF maps and task scans of one tick for the ledger."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import compress
 from operator import ne
 from pathlib import Path
 
@@ -40,7 +41,17 @@ from offtop.kernel.resolve.wakes import Wakes
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import UNKNOWN, Catalog, ThreadKey
 from offtop.model.values.snapshot import UNNAMED, UNNAMED_NAME
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, lookup_keys, positions_of, thread_codes
+from offtop.model.values.table import (
+    SITES,
+    THREADS,
+    Ints,
+    Mask,
+    are_among,
+    integers,
+    lookup_keys,
+    positions_of,
+    thread_codes,
+)
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS, Calls
 
@@ -188,9 +199,8 @@ class Drain:
             (end_ns, key): (comm, start_ns, record)
             for end_ns, key, comm, start_ns, record in not_scanned(read_exits(newer.read()), self._scanned_before)
         }
-        named = set[ThreadKey]()
-        if found or exited_later:
-            named.update(map(THREADS.key, np.concatenate(self._named).tolist()))
+        exited = [key for _, key, *_ in found]
+        named = _those_among([*exited, *(key for _, key in exited_later)], np.concatenate(self._named))
         self._named.clear()
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[RuntimeSample] = []
@@ -217,7 +227,7 @@ class Drain:
             if last and last.waits and last.first_switched_out_ns < at_ns:  # it was off CPU at the switch
                 record = record._replace(switched_out_ns=last.first_switched_out_ns)
             add(key, comm, record, runtime_of(key, record, start_ns))
-        alive = set(map(THREADS.key, threads.ids.tolist() if found else ()))
+        alive = _those_among(exited, threads.ids)
         ends_ns = {key: end_ns for end_ns, key, *_ in found if key not in alive}
         return Exits(ThreadRecords.of(records), RuntimeSamples.of(ended), ends_ns)
 
@@ -337,3 +347,8 @@ class Drain:
             self._clock_offset_ns = least - (1 << 64) if least >> 63 else least
             self._maps["clock_offset"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_offset_ns
+
+
+def _those_among(keys: Sequence[ThreadKey], ids: Ints) -> set[ThreadKey]:
+    """Return those of `keys` that are among `ids`."""
+    return set(compress(keys, are_among(thread_codes(integers(keys, 2)), thread_codes(ids)).tolist()))

@@ -1,5 +1,6 @@
 """Test which records of exited threads count."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,14 +56,18 @@ def exited(tid_acquired_ns: int) -> list[Entry]:
     ]
 
 
+def drain_of(maps: Mapping[str, ExitedMap], catalog: Catalog) -> Drain:
+    nothing: Any = SimpleNamespace(maps=maps, scan_links=())
+    return Drain(nothing, catalog, *[nothing] * 5, begin=lambda ids, start_ns: None)
+
+
 def counted(scan: ThreadRecords, in_time: bool = True) -> list[tuple[int, int]]:
     """Return tick and is_previous of each exit record that counts, of a thread that exited during the scan of tick 0.
 
     `in_time`: its records arrive before the exits of that tick are read; otherwise after it.
     """
     maps = {"exited_0": ExitedMap(), "exited_1": ExitedMap()}
-    nothing: Any = SimpleNamespace(maps=maps, scan_links=())
-    drain = Drain(nothing, Catalog(), *[nothing] * 5, begin=lambda ids, start_ns: None)
+    drain = drain_of(maps, Catalog())
     found: list[tuple[int, int]] = []
     for tick, scanned in enumerate((scan, NO_RECORDS)):
         if tick == (0 if in_time else 1):
@@ -85,3 +90,14 @@ def test_an_older_record_that_the_scan_has_reported_does_not_count(in_time: bool
 @pytest.mark.parametrize("in_time", [True, False])
 def test_both_records_count_if_the_scan_has_not_reported_the_thread(scan: ThreadRecords, in_time: bool) -> None:
     assert counted(scan, in_time) == [(0 if in_time else 1, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_a_tid_in_use_again_has_its_new_owners_name_and_no_end(is_in_use: bool) -> None:
+    maps, catalog = {"exited_0": ExitedMap(), "exited_1": ExitedMap()}, Catalog()
+    maps["exited_0"].entries += exited(50)
+    drain, catalog.comms[KEY] = drain_of(maps, catalog), "another"
+    drain._named.append(integers([(7, 8), KEY] if is_in_use else [(7, 8)], 2))  # pyright: ignore[reportPrivateUsage]
+    exits = drain.exits(0, 500, scanned(60) if is_in_use else NO_RECORDS)
+    assert catalog.comms[KEY] == ("another" if is_in_use else "one")
+    assert exits.ends_ns == ({} if is_in_use else {KEY: 100})
