@@ -38,28 +38,13 @@ class AllThreads(NamedTuple):
     """pid → how many of these."""
 
 
-def all_threads(snapshot: Snapshot | None, before: AllThreads | None = None) -> AllThreads:
-    """Return the threads that have ever done anything, without evicted ones.
-
-    `before`: those of another snapshot. If they are the same, they need not be sorted.
-    """
+def all_threads(snapshot: Snapshot | None) -> AllThreads:
+    """Return the threads that have ever done anything, without evicted ones."""
     if snapshot is None:
         return _counted_by_process(np.zeros(0, np.int64))
     threads = table_of(THREADS, snapshot.threads)
-    codes = np.concatenate((thread_codes(threads.ids)[threads.present], Waits.of(snapshot.waiting).codes))
-    if before and _are_distinct(codes, before.threads.codes):
-        return before._replace(threads=ThreadKeys(before.threads.codes))
-    return _counted_by_process(codes)
-
-
-def _are_distinct(codes: Ints, distinct: Ints) -> bool:
-    """Return whether `distinct` are the distinct `codes`, in order."""
-    if not len(distinct):
-        return not len(codes)
-    at = np.minimum(np.searchsorted(distinct, codes), len(distinct) - 1)
-    is_there = np.zeros(len(distinct), np.bool_)
-    is_there[at] = True
-    return bool(is_there.all() and (distinct[at] == codes).all())
+    codes = thread_codes(threads.ids)[threads.present], Waits.of(snapshot.waiting).codes
+    return _counted_by_process(np.concatenate(codes))
 
 
 def _threads_in(ticks: Sequence[HistoryTick]) -> AllThreads:

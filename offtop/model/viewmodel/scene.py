@@ -176,7 +176,7 @@ class Scenes:
     def _current_threads(self) -> AllThreads:
         latest = self._history.latest
         if self._all_threads is None or self._all_threads[0] is not latest:
-            self._all_threads = latest, all_threads(latest, self._all_threads[1] if self._all_threads else None)
+            self._all_threads = latest, all_threads(latest)
         return self._all_threads[1]
 
     def _stuck_of(self, filter_cache: FilterCache, newest: HistoryTick) -> Stuck:

@@ -40,6 +40,7 @@ from offtop.model.values.table import (
     in_order,
     integers,
     lanes_of,
+    rows_at,
     table_of,
     thread_codes,
 )
@@ -197,13 +198,15 @@ class Shares(NamedTuple):
     """(m, 3) The histograms: row, lane, and how many waits; lanes without a wait are left out."""
 
     def of(self, rows: Mask) -> "Shares":
+        if rows.all():
+            return self
         chosen = np.flatnonzero(rows)
-        counts = self.counts[rows[self.counts[:, 0]]]
+        counts = rows_at(self.counts, rows[self.counts[:, 0]])
         counts[:, 0] = np.searchsorted(chosen, counts[:, 0])
         return Shares(
             self.leaves,
             self.leaf[chosen],
-            self.ids[chosen],
+            rows_at(self.ids, chosen),
             self.waits[chosen],
             self.total_ns[chosen],
             self.max_ns[chosen],
