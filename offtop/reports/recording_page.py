@@ -50,6 +50,8 @@ _MOST_LOCATIONS = 10_000
 """Most wakers' stacks whose names are cached."""
 _OUTLIERS = 10
 _SUSPECTS = 10
+_AS_MUCH = 0.95
+"""A later sentence about a suspect, with larger ages, replaces one with so much of its harm."""
 _STUCK = 20
 """Most stacks listed as stuck."""
 _MERGED_AT_ONCE = 64
@@ -63,7 +65,7 @@ class _Suspected(NamedTuple):
     harm: float
     """Its largest harm in one tick."""
     sentence: str
-    """The sentence about it in that tick."""
+    """The sentence about it in the last tick with about that harm."""
     first_ns: int
     last_ns: int
     """CLOCK_REALTIME of its first and last tick."""
@@ -277,9 +279,10 @@ def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_
     for one in found.suspects:
         was = every.get(one.key)
         first_ns = was.first_ns if was else taken_ns
-        if was is None or one.harm > was.harm:
+        if was is None or one.harm >= _AS_MUCH * was.harm:
+            most = max(one.harm, was.harm if was else 0.0)
             sentence = printable(texts.sentence(one).in_batch)
-            every[one.key] = _Suspected(one.harm, sentence, first_ns, taken_ns)
+            every[one.key] = _Suspected(most, sentence, first_ns, taken_ns)
         else:
             every[one.key] = was._replace(last_ns=taken_ns)
 

@@ -167,7 +167,8 @@ def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterabl
     catalog = tick.unfiltered.window.catalog
     left_out = left_out_in([tick.unfiltered])
     with_idle = by_site(tick.shares, wanted.scope._replace(idle=True)) if left_out else None
-    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, with_idle, left_out))
+    causes = cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, with_idle, left_out)
+    diagnosis = most(causes, tick.unfiltered.span_ns)
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
 

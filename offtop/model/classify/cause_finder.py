@@ -39,7 +39,7 @@ _MOST_DECIDED = 4
 """How many decisions about locations are cached, as a multiple of the number of locations."""
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
-_LEAST_SHARE = 0.1
+_LEAST_SHARE, _LEAST_THREADS = 0.1, 0.01
 _KEY_OF_WAKERS = "key 2"
 """How `next` in the rules names the key that shows wakers."""
 _KEY = re.compile(r" \(key (\w)\)|key (\w)")
@@ -95,9 +95,13 @@ def without_keys(hint: str) -> str:
     return _KEY.sub(option, hint)
 
 
-def most(parts: Sequence[CauseShare]) -> CauseShare | None:
-    """Return the largest part with a cause; None if none is large enough."""
-    return next((one for one in parts if one.rule and one.share >= _LEAST_SHARE), None)
+def most(parts: Sequence[CauseShare], span_ns: int) -> CauseShare | None:
+    """Return the largest part with a cause; None if none is large enough.
+
+    An idle process waits for a CPU for some microseconds, which may be all of its waits.
+    """
+    large = (one for one in parts if one.share >= _LEAST_SHARE and one.total_ns >= _LEAST_THREADS * span_ns)
+    return next((one for one in large if one.rule), None)
 
 
 class _WaitKind(NamedTuple):
@@ -190,7 +194,7 @@ class CauseFinder:
             of_rule = by_pid.setdefault(name, {})
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
         self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
-        whole_ns = sum(part[1] for part in table.values())
+        whole_ns = sum(max(0, part[1]) for part in table.values())  # time moves when the stacks of waits are read
         parts = [
             CauseShare(
                 _largest(rules[name]),

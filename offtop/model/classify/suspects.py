@@ -38,7 +38,7 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
 from offtop.model.values.waits import WAKE
-from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE
 
 _LEAST_HARM = 0.01
 """Harm from which the chain to an end is computed."""
@@ -216,11 +216,15 @@ class _Ends:
         return any(frame.name.partition("+")[0] in _KERNEL_THREADS for frame in frames[-2:])
 
     def _folded(self, ends: Ints) -> list[list[int]]:
-        """Group ends that do the same or hold the same object."""
+        """Group ends that do the same or hold the same object.
+
+        Stopped ones are in one group if others wait for the same: one may be the reader of a pipe, another the writer.
+        """
         groups: defaultdict[tuple[object, ...], list[Ints]] = defaultdict(list)
         held = {edge.target for edge in self._graph.edges.of_waits if edge.via in LOCKS}
         is_alike = ends < len(self._waits.idle)
         is_alike &= ~np.isin(ends, [*held])
+        is_alike &= np.array([self._graph.nodes[end].state != STOPPED for end in ends.tolist()], np.bool_)
         rows = ends[is_alike]
         first, which = self._waits.kinds(rows)
         order = np.argsort(which, kind="stable")
@@ -232,7 +236,8 @@ class _Ends:
         for end in others:
             node = self._graph.nodes[end]
             what = next((one.what for _, one in self._into.get(end, ()) if one.what), "")
-            name = ("held", what or end) if end in held else (self._program(node), node.state)
+            reasons = {self._reason(edge)[:2] for edge in self._sources([end])} if node.state == STOPPED else ()
+            name = ("held", what or end) if end in held else (self._program(node), node.state, *sorted(reasons))
             groups[name].append(np.array([end]))
         return [np.sort(np.concatenate(some)).tolist() for some in groups.values()]
 

@@ -342,10 +342,10 @@ def _caller_notes(stack: Stack) -> list[str]:
 
 def cause_line(causes: CausesPicture, common: Common) -> str:
     """Return the main cause of the selection and a hint; empty if too little is known."""
-    cause = most(causes.shares)
+    cause = most(causes.shares, common.span_ns)
     return cause.in_full(common.catalog, common.view.pid is None) if cause else ""
 
 
 def _cause_heading(causes: CausesPicture, common: Common) -> str:
-    cause = most(causes.shares)
+    cause = most(causes.shares, common.span_ns)
     return cause.in_short(common.catalog, with_process=False) if cause else ""

@@ -90,7 +90,7 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
 
 def without_suspects(causes: CausesPicture, common: Common) -> str:
     """Return the line in place of suspects: what most threads wait for, if on average one thread or more does."""
-    cause = most(causes.shares)
+    cause = most(causes.shares, common.span_ns)
     if cause is None or average(cause.total_ns, common.span_ns) < 1:
         return NOTHING
     return f"nobody is known to hold others up; {cause.in_short(common.catalog, common.view.pid is None)}"

@@ -87,7 +87,7 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
             names = location.user_names(catalog, user, live.source.names)
             assert (names[0], "main" in names) == (child.user[0], True)
         for one in long_waits:
-            assert one.length_ns(one.ended_ns) >= 20 * MS
+            assert one.length_ns(one.ended_ns) >= 15 * MS  # the sleep begins before the thread is switched out
             assert 0 <= one.runqueue_ns <= one.length_ns(one.ended_ns)
             assert (one.site.pid, one.program, one.state & 1) == (child.pid, catalog.process(child.pid), 1)
             assert one.cpu in os.sched_getaffinity(0)

@@ -454,6 +454,17 @@ def test_one_reader_accuses_a_writer_that_was_stopped_before_offtop_started(
     assert (30 in standing) != is_accused
 
 
+def test_stopped_reader_and_stopped_writer_are_not_one_suspect() -> None:
+    """The one with more harm is shown: they have the same name."""
+    machine = Machine()
+    for number, (kernel, threads) in enumerate((("pipe_read", 2), ("pipe_write", 2))):
+        machine.waits("python3", 20 + number, "stopped", 30)
+        for pid in range(30 + 10 * number, 30 + 10 * number + threads):
+            waiter = machine.waits("python3", pid, "pipe", 20, kernel=kernel)
+            machine.held(waiter, Blocker(20 + number, 0, PIPE, True))
+    assert [(one.end.key.pid, one.hops[0].threads, one.waiting) for one in machine.found().suspects] == [(21, 2, 2)]
+
+
 def test_threads_of_a_server_that_all_sleep_are_behind_clients_that_poll() -> None:
     machine = Machine()
     for tid in range(20, 25):
