@@ -185,6 +185,20 @@ async def test_standing_waits_are_hidden_and_counted_until_i() -> None:
 
 
 @asynchronous
+async def test_paused_screen_names_a_suspect_that_has_just_gone() -> None:
+    ended = [one._replace(ends=3) for one in TABLE]
+    async with shown(HeldSource(ended, ticks=5), (160, 50), weights=WEIGHTS) as (app, pilot):
+        says = "3 threads of shop wait for a mutex"
+        assert says not in "\n".join(screen(app))
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        lines_of: set[str] = set()
+        for _ in range(4):
+            lines_of |= {line.strip() for line in screen(app) if says in line}
+            await pilot.press("right_square_bracket")
+        assert any(line.startswith(f"until a tick before: {says}") for line in lines_of), lines_of
+
+
+@asynchronous
 async def test_without_suspects_nothing_is_known_to_stand() -> None:
     async with shown(ScriptedSource(STOOD, ticks=4), (160, 50)) as (app, _):
         assert "Waiting 3.40 = 3.40 blocked + 0.00 run queue   +1.00 idle hidden (i)" in "\n".join(screen(app))

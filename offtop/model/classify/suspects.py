@@ -224,7 +224,8 @@ class _Ends:
         held = {edge.target for edge in self._graph.edges.of_waits if edge.via in LOCKS}
         is_alike = ends < len(self._waits.idle)
         is_alike &= ~np.isin(ends, [*held])
-        is_alike &= np.array([self._graph.nodes[end].state != STOPPED for end in ends.tolist()], np.bool_)
+        numbers: list[int] = ends.tolist()
+        is_alike &= np.array([self._graph.nodes[end].state != STOPPED for end in numbers], np.bool_)
         rows = ends[is_alike]
         first, which = self._waits.kinds(rows)
         order = np.argsort(which, kind="stable")

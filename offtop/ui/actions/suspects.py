@@ -33,19 +33,29 @@ class SuspectReport:
         if found.as_usual:
             texts = suspects.SuspectTexts(catalog, self._session.source.names, self._causes)
             return suspects.as_in_baseline(found, texts)
+        if self._display.view.paused_at_ns is not None and (before := self._texts_before()):
+            return f"until a tick before: {before[0].says}"
         return suspects.without_suspects(picture.causes, picture.common) if picture else suspects.NOTHING
 
     def _texts(self) -> list[suspects.SuspectText]:
         """Return the suspects of the tick that is shown."""
-        found, catalog = self._found()
+        return self._described(*self._found())
+
+    def _texts_before(self) -> list[suspects.SuspectText]:
+        """Return those of the tick before: an outlier is found when it is over, and then nobody waits any more."""
+        return self._described(*self._found(1))
+
+    def _described(self, found: Found, catalog: Catalog) -> list[suspects.SuspectText]:
         compared = self._display.view.compared
         return suspects.described(found, catalog, self._session.source.names, self._causes, compared)
 
-    def _found(self) -> tuple[Found, Catalog]:
+    def _found(self, earlier: int = 0) -> tuple[Found, Catalog]:
+        """Return the suspects of the tick that is shown, or of so many ticks earlier, and the catalog then."""
         ticks = self._session.history.last(1, self._display.view.paused_at_ns)
-        if self._session.suspects is None or not ticks:
+        tick = self._session.history.tick(ticks[-1].number - earlier) if ticks else None
+        if self._session.suspects is None or tick is None:
             return NOTHING_FOUND, Catalog()
-        return self._session.suspects.at(ticks[-1].number), ticks[-1].header.catalog
+        return self._session.suspects.at(tick.number), tick.header.catalog
 
     def show_chains(self) -> None:
         def gone() -> Sequence[str]:
