@@ -1,5 +1,7 @@
 """Test which server a client waits for, on real connections."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -194,8 +196,19 @@ def test_server_that_has_not_read_the_request_is_likely_if_the_client_polls_two_
         assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, False, address),)
 
 
-def test_server_in_another_network_namespace_is_named_by_its_address(live: Watch) -> None:
-    with client_and_server("silent", apart=True) as (client, _, address):
+@pytest.mark.parametrize("answers", ["silent", "reads nothing"])
+def test_server_in_another_network_namespace_is_named(answers: str) -> None:
+    connected = client_and_server(answers, apart=True)
+    with connected as (client, server, address), watch.watching_kernel_stacks() as live:
+        is_exact = answers == "reads nothing"
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, is_exact, address),)
+
+
+def test_server_that_is_on_no_network_of_this_machine_is_named_by_its_address(live: Watch) -> None:
+    with client_and_server("silent", apart=True) as (client, server, address):
+        down = ["nsenter", "-t", str(server), "-n", "ip", "link", "set", "offtop0", "down"]
+        subprocess.run(down, check=True)  # so that the client does not learn that its server has gone
+        os.kill(server, signal.SIGKILL)
         assert found(live, ThreadKey(client, client)) == (Blocker(ELSEWHERE, 0, ANSWER, False, address),)
 
 

@@ -1,7 +1,8 @@
 """Finds the processes that have not answered a request: the server of a client, and the upstream of a server.
 
 A client waits for data on a TCP connection on which it was the last to send: `app` waits for `python3`, or for
-10.0.0.5:8080 if that is on another machine. It waits in read() or a similar call, or polls a few descriptors.
+10.0.0.5:8080 if that is on another machine. It waits in read() or a similar call, or polls a few descriptors. The
+server may be in another network namespace (a container), unless addresses are translated on the way.
 
 A server can wait on behalf of its clients: `nginx` waits for `python3` on :8099. It looks idle, because it waits in
 epoll_wait() for any of its connections. It probably waits for an answer on a connection that it opened if it was the
@@ -35,7 +36,11 @@ _MOST_SOCKETS = 20_000
 """A network namespace with more sockets is skipped."""
 _MOST_OWNED = 200_000
 _MOST_NAMESPACES = 8
+_MOST_SEARCHED = 64
+"""Maximum number of network namespaces in which the far end of a connection is searched."""
 _NAMESPACE_OLD_S = 60.0
+_MEMBERS_REST_S, _MEMBERS_REST_TIMES = 5.0, 200
+"""Pause between two lists of the namespaces: at least so long, and so many times the CPU time that one takes."""
 _MOST_QUICK = 16
 """Maximum number of processes that are searched for new connections at once."""
 _LEAST_MS = 50
@@ -81,6 +86,12 @@ class Upstreams:
         self._search = SlicedWork()
         self._namespaces: dict[int, tuple[float, int]] = {}
         """PID → its network namespace, and when that was read (time.monotonic())."""
+        self._members: Mapping[int, int] = {}
+        """Network namespace → one of its processes, of all on this machine."""
+        self._members_next_s = float("-inf")
+        """When these are listed again (time.monotonic())."""
+        self._tables: list[_Table] | None = None
+        """The sockets of these namespaces in this look; None: not read yet."""
         self._next_s = float("-inf")
         self._of_servers: Mapping[int, tuple[Blocker, ...]] = {}
         """By PID of the server."""
@@ -109,6 +120,7 @@ class Upstreams:
     def _look(self, polls: Sequence[Blocked], receives: Sequence[Blocked]) -> None:
         of_servers: dict[int, tuple[Blocker, ...]] = {}
         of_clients: dict[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
+        self._tables = None
         polling, receiving = {one.key.pid for one in polls}, {one.key.pid for one in receives}
         for members in self._by_namespace(polling | receiving)[:_MOST_NAMESPACES]:
             with suppress(OSError), sockets_of(members[0]) as sockets:
@@ -133,7 +145,7 @@ class Upstreams:
         waits = [
             (by, one) for by, one in waits if one.sent_ms + _SLACK_MS >= (now_ns - by.switched_out_ns) // _NS_PER_MS
         ]
-        found = self._far_ends(table, [(by, one, table.is_unread(one)) for by, one in waits])
+        found = self._far_ends(table, [(by, one, self._far_table(table, one).is_unread(one)) for by, one in waits])
         return {(by.key, by.switched_out_ns): some for by, some in found.items()}
 
     def _unanswered_polls(
@@ -146,10 +158,11 @@ class Upstreams:
             if not table.listening.intersection(sockets):
                 due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
                 is_only = len(table.connected.intersection(sockets)) == 1
+                unread = {one for one in due if self._far_table(table, one).is_unread(one)}
                 waits += [
-                    (by, one, is_only and table.is_unread(one))
+                    (by, one, is_only and one in unread)
                     for one in due
-                    if _LATE_MS <= one.sent_ms < _OLD_MS or table.is_unread(one)
+                    if _LATE_MS <= one.sent_ms < _OLD_MS or one in unread
                 ]
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
@@ -189,11 +202,11 @@ class Upstreams:
         self, table: "_Table", waits: Sequence[tuple[Blocked, Connection, bool]]
     ) -> dict[Blocked, tuple[Blocker, ...]]:
         """Return the processes that must answer on these connections, exact or likely, by waiting thread."""
-        far = {inode for _, one, _ in waits if (inode := table.far_end(one))}
+        far = {inode for _, one, _ in waits if (inode := self._far_table(table, one).far_end(one))}
         self._look_for(far, far, {by.key.pid for by, _, _ in waits})
         found: dict[Blocked, tuple[Blocker, ...]] = {}
         for by, one, is_exact in waits:
-            what, inode = _address(one.peer), table.far_end(one)
+            what, inode = _address(one.peer), self._far_table(table, one).far_end(one)
             others = [pid for pid in self._pids_of(inode) if pid != by.key.pid] if inode else []
             if not inode and not table.is_own(one.peer):
                 others = [ELSEWHERE]
@@ -202,6 +215,26 @@ class Upstreams:
                 found[by] = (*found.get(by, ()), *blockers)
         return found
 
+    def _far_table(self, table: "_Table", one: Connection) -> "_Table":
+        """Return the table with the far end of a connection; `table`, that of the near end, if there is none."""
+        if table.is_own(one.peer):
+            return table
+        if self._tables is None:
+            self._tables = [*self._every_table()]
+        return next((other for other in self._tables if other.far_end(one)), table)
+
+    def _every_table(self) -> Iterator["_Table"]:
+        """Yield the sockets of each network namespace of this machine."""
+        if time.monotonic() >= self._members_next_s:
+            began_s = time.thread_time()
+            self._members = {_namespace_of(pid): pid for pid in every_pid()}
+            rest_s = max(_MEMBERS_REST_S, _MEMBERS_REST_TIMES * (time.thread_time() - began_s))
+            self._members_next_s = time.monotonic() + rest_s
+        for namespace, pid in [*self._members.items()][:_MOST_SEARCHED]:
+            if namespace and _namespace_of(pid) == namespace:
+                with suppress(OSError), sockets_of(pid) as sockets:
+                    yield _Table(sockets.connections(_MOST_SOCKETS))
+
     def _by_namespace(self, pids: Collection[int]) -> list[list[int]]:
         now_s = time.monotonic()
         self._namespaces = {pid: one for pid, one in self._namespaces.items() if pid in pids}
@@ -209,15 +242,14 @@ class Upstreams:
         for pid in pids:
             read_s, namespace = self._namespaces.get(pid, (float("-inf"), 0))
             if now_s - read_s > _NAMESPACE_OLD_S:
-                with suppress(OSError):
-                    namespace = Path(f"/proc/{pid}/ns/net").stat().st_ino
+                namespace = _namespace_of(pid)
                 self._namespaces[pid] = now_s, namespace
             if namespace:
                 members.setdefault(namespace, []).append(pid)
         return [*members.values()]
 
     def _of_namespace(self, table: "_Table", pids: Collection[int]) -> dict[int, tuple[Blocker, ...]]:
-        far = {one: table.far_end(one) for one in table.awaited}
+        far = {one: self._far_table(table, one).far_end(one) for one in table.awaited}
         listeners = {table.listener(one.local) for one in table.requests} | {*far.values()}
         sought = {one.inode for one in (*table.requests, *table.awaited)} | listeners
         self._look_for(sought - {0}, listeners, pids)
@@ -306,6 +338,13 @@ class _Table:
         """Return the inode of the peer's socket, or of the listener that has not accepted it yet; 0 if unknown."""
         inode = self._by_ends.get((one.peer, one.local))
         return 0 if inode is None else inode or self.listener(one.peer)
+
+
+def _namespace_of(pid: int) -> int:
+    """Return the network namespace of a process; 0 if it is unknown."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    return 0
 
 
 def _socket_of(one: Blocked) -> int:
