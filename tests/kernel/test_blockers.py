@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
+from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import (
     CHILD,
@@ -255,6 +259,25 @@ def locker(file: Path, how: str, *command: str) -> Generator[subprocess.Popen[st
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         yield process
+
+
+def test_blocker_that_filters_leave_out_has_its_newest_name_as_long_as_it_is_one() -> None:
+    catalog, named = Catalog(), set[int]()
+    worker: Any = SimpleNamespace(_catalog=catalog, _named=named)
+    name = partial(BlockersWorker._name, worker)  # pyright: ignore[reportPrivateUsage]
+    with child("sh", "-c", "echo ready; sleep 1; exec sleep 60") as one:
+        assert one.stdout and one.stdout.readline()
+        name({one.pid})
+        assert catalog.processes == {one.pid: "sh"}
+        programs.until(lambda: Path(f"/proc/{one.pid}/comm").read_bytes() == b"sleep\n")
+        name({one.pid})
+        assert catalog.processes == {one.pid: "sleep"}
+        name(set())
+        assert catalog.processes == {}
+        name({one.pid})
+        catalog.comms[ThreadKey(one.pid, one.pid + 1)] = "worker"
+        name(set())
+        assert catalog.processes == {one.pid: "sleep"}, "it is measured by now"
 
 
 def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path) -> None:

@@ -70,6 +70,21 @@ def test_replay_has_blockers_and_titles(tmp_path: Path) -> None:
     assert [(one.blockers, one.titles) for one in iter(played.read, None)] == [*STEPS]
 
 
+@pytest.mark.parametrize("first", range(1, 6))
+def test_replay_from_any_tick_names_a_blocker_that_is_not_measured(tmp_path: Path, first: int) -> None:
+    source, holder = ScriptedSource(ticks=8), Blocker(4711, 0, FILE_LOCK, True)
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
+    for second in range(7):
+        snapshot = replace(source.after(second), blockers={ONE: (holder,)})
+        snapshot.catalog.processes[holder.pid] = "left-out"
+        recorder.add(snapshot)
+    recorder.close()
+    played = RecordedSource(tmp_path / "it", categories=CATEGORIES.ids, speed=0.0)
+    played.go_to(played.recorded.began_ns + first * NS_PER_S)
+    names = [one.catalog.process(holder.pid) for one in iter(played.read, None)]
+    assert {*names} == {"left-out"}
+
+
 def test_clip_has_blockers_and_titles() -> None:
     every = taken()
     windows = [between(earlier, later) for earlier, later in pairwise(every)]

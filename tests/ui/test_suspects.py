@@ -195,7 +195,7 @@ async def test_paused_screen_names_a_suspect_that_has_just_gone() -> None:
         for _ in range(4):
             lines_of |= {line.strip() for line in screen(app) if says in line}
             await pilot.press("right_square_bracket")
-        assert any(line.startswith(f"until a tick before: {says}") for line in lines_of), lines_of
+        assert any(line.startswith(f"one tick earlier: {says}") for line in lines_of), lines_of
 
 
 @asynchronous

@@ -102,7 +102,7 @@ class Sockets:
         is_local = ip_address(peer_address[0]).is_loopback or peer_address[0] == local_address[0]
         if protocol == "udp" or (found and found.state == _LISTEN):  # the kernel may have matched only the port
             return PeerSocket(found.inode, found.state == _LISTEN) if found and is_local and found.inode else None
-        if self._listener(local_address):
+        if self._listener(local_address) and not (found and self._listener(peer_address)):
             return PeerSocket(found.inode if found else 0, is_client=True)
         if found and found.inode:
             return PeerSocket(found.inode)

@@ -117,12 +117,16 @@ class BlockersWorker:
     def _name(self, pids: set[int]) -> None:
         """Name the blockers that have no name because filters leave them out, as long as they are blockers."""
         catalog = self._catalog
-        for pid in self._named - pids:
-            self._named.discard(pid)
-            if ThreadKey(pid, pid) not in catalog.comms:  # otherwise it is measured by now
+        over = self._named - pids
+        if over:
+            self._named -= over
+            over.difference_update(key.pid for key in catalog.comms)  # these are measured by now
+            for pid in over:
                 catalog.processes.pop(pid, None)
         for pid in pids - {ELSEWHERE}:
-            if pid not in catalog.processes and (comm := read_content(f"/proc/{pid}/comm").rstrip(b"\n")):
+            is_left_out = pid in self._named or pid not in catalog.processes
+            # Read it each time: it may call exec(), or another process may get its pid.
+            if is_left_out and (comm := read_content(f"/proc/{pid}/comm").rstrip(b"\n")):
                 catalog.processes[pid] = layout.text_of(comm)
                 self._named.add(pid)
 

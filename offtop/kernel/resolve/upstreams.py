@@ -36,8 +36,9 @@ _MOST_SOCKETS = 20_000
 """A network namespace with more sockets is skipped."""
 _MOST_OWNED = 200_000
 _MOST_NAMESPACES = 8
-_MOST_SEARCHED = 64
-"""Maximum number of network namespaces in which the far end of a connection is searched."""
+_MOST_SEARCHED, _MOST_MEMBERS = 64, 4
+"""Maximum number of network namespaces in which the far end of a connection is searched, and of processes of each that
+are remembered: the namespace is entered by one that has not exited."""
 _NAMESPACE_OLD_S = 60.0
 _MEMBERS_REST_S, _MEMBERS_REST_TIMES = 5.0, 200
 """Pause between two lists of the namespaces: at least so long, and so many times the CPU time that one takes."""
@@ -86,8 +87,8 @@ class Upstreams:
         self._search = SlicedWork()
         self._namespaces: dict[int, tuple[float, int]] = {}
         """PID → its network namespace, and when that was read (time.monotonic())."""
-        self._members: Mapping[int, int] = {}
-        """Network namespace → one of its processes, of all on this machine."""
+        self._members: Mapping[int, Sequence[int]] = {}
+        """Network namespace → the processes in it that began first, of all namespaces of this machine."""
         self._members_next_s = float("-inf")
         """When these are listed again (time.monotonic())."""
         self._tables: list[_Table] | None = None
@@ -227,13 +228,17 @@ class Upstreams:
         """Yield the sockets of each network namespace of this machine."""
         if time.monotonic() >= self._members_next_s:
             began_s = time.thread_time()
-            self._members = {_namespace_of(pid): pid for pid in every_pid()}
+            members: dict[int, list[int]] = {}
+            for pid in sorted(every_pid()):  # the lowest PIDs are most likely of those that stay
+                of_namespace = members.setdefault(_namespace_of(pid), [])
+                of_namespace += [pid] * (len(of_namespace) < _MOST_MEMBERS)
+            self._members = members
             rest_s = max(_MEMBERS_REST_S, _MEMBERS_REST_TIMES * (time.thread_time() - began_s))
             self._members_next_s = time.monotonic() + rest_s
-        for namespace, pid in [*self._members.items()][:_MOST_SEARCHED]:
-            if namespace and _namespace_of(pid) == namespace:
-                with suppress(OSError), sockets_of(pid) as sockets:
-                    yield _Table(sockets.connections(_MOST_SOCKETS))
+        for namespace, pids in [*self._members.items()][:_MOST_SEARCHED]:
+            pid = next((pid for pid in pids if namespace and _namespace_of(pid) == namespace), 0)
+            with suppress(OSError), sockets_of(pid) as sockets:
+                yield _Table(sockets.connections(_MOST_SOCKETS))
 
     def _by_namespace(self, pids: Collection[int]) -> list[list[int]]:
         now_s = time.monotonic()

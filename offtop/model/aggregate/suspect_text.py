@@ -276,7 +276,7 @@ class SuspectTexts:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""
             if end.state == UNMEASURED:
-                return f"ps -o stat,wchan:20,args -p {end.key.pid}; offtop without filter shows what it waits for"
+                return f"ps -o stat,wchan:20,args -p {end.key.pid}, unless it has exited; measure it, too (filters, -p)"
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"

@@ -42,9 +42,11 @@ _MOST_MATCHED = 500_000
 _LEAST_SHARE, _LEAST_THREADS = 0.1, 0.01
 _KEY_OF_WAKERS = "key 2"
 """How `next` in the rules names the key that shows wakers."""
-_KEY = re.compile(r" \(key (\w)\)|key (\w)")
+_KEY = re.compile(r" \(key (\w)\)|\bkey (\w)\b")
 _OPTIONS = {"2": "--mode wakeup", "5": "--stuck", "7": "--mode file", "8": "--mode disk"}
 """Key → the option of batch mode that shows the same."""
+_WITHOUT_OPTION = frozenset("ACGY")
+"""Keys in hints for which there is none."""
 
 
 class CauseShare(NamedTuple):
@@ -88,8 +90,10 @@ def without_keys(hint: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         in_brackets, key = found.groups()
+        if in_brackets in _OPTIONS:
+            return f" ({_OPTIONS[in_brackets]})"
         if in_brackets:
-            return f" ({_OPTIONS[in_brackets]})" if in_brackets in _OPTIONS else ""
+            return "" if in_brackets in _WITHOUT_OPTION else found[0]
         return _OPTIONS.get(key, found[0])
 
     return _KEY.sub(option, hint)

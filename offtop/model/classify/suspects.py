@@ -32,7 +32,7 @@ from offtop.model.classify.suspect import (
 )
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
-from offtop.model.classify.wait_graph import IDLE, LOCKS, Node
+from offtop.model.classify.wait_graph import IDLE, LOCKS, UNMEASURED, Node
 from offtop.model.values.blockers import KERNEL_LOCK
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
@@ -45,7 +45,7 @@ _LEAST_HARM = 0.01
 _MOST_ENDS = 20
 """Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
-_BETWEEN_REQUESTS = frozenset({IDLE, RUNS, RUN_QUEUE, LOCK})
+_BETWEEN_REQUESTS = frozenset({IDLE, UNMEASURED, RUNS, RUN_QUEUE, LOCK})
 """What a prompt server may do while its clients wait for what is to come. LOCK: its background threads."""
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 

@@ -37,8 +37,8 @@ DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
 """Categories of waits for the disk of the file that the system call is about. A page fault, also one in a system call,
 may be for another file, or for a program that handles it (userfaultfd)."""
 ELSEWHERE = 0
-"""PID of a blocker that is no process here: on another machine or in another network namespace, and `what` is its
-address; or a disk (DISK), and `what` is its name."""
+"""PID of a blocker that is no process here: on another machine, or behind an address that is translated, and `what` is
+the address; or a disk (DISK), and `what` is its name."""
 
 
 class Blocker(NamedTuple):

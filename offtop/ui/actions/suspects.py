@@ -34,7 +34,7 @@ class SuspectReport:
             texts = suspects.SuspectTexts(catalog, self._session.source.names, self._causes)
             return suspects.as_in_baseline(found, texts)
         if self._display.view.paused_at_ns is not None and (before := self._texts_before()):
-            return f"until a tick before: {before[0].says}"
+            return f"one tick earlier: {before[0].says}"
         return suspects.without_suspects(picture.causes, picture.common) if picture else suspects.NOTHING
 
     def _texts(self) -> list[suspects.SuspectText]:

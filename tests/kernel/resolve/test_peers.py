@@ -265,16 +265,38 @@ def test_a_unix_socket_has_a_peer(worker: PeersWorker, catalog: Catalog) -> None
         assert by_role(*peers_of(worker, catalog, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
 
 
+@pytest.mark.parametrize("is_bound", [False, True])
 def test_only_the_end_of_a_unix_socket_that_was_accepted_has_a_client(
-    worker: PeersWorker, catalog: Catalog, tmp_path: Path
+    worker: PeersWorker, catalog: Catalog, tmp_path: Path, is_bound: bool
 ) -> None:
+    """Of two ends with names, it is unknown which one was accepted."""
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
         listening.bind(str(tmp_path / "socket"))
+        if is_bound:
+            client.bind(str(tmp_path / "own"))
         listening.listen()
         client.connect(str(tmp_path / "socket"))
         with listening.accept()[0] as server:
             ends = [Object("unix", f"socket:[{inode(one)}]") for one in (client, server)]
-            assert [[*by_role(one)] for one in peers_of(worker, catalog, *ends)] == [[PEER], [CLIENT]]
+            assert [[*by_role(one)] for one in peers_of(worker, catalog, *ends)] == [
+                [PEER],
+                [PEER if is_bound else CLIENT],
+            ]
+
+
+def test_of_two_listening_ends_neither_is_known_to_be_the_client(worker: PeersWorker, catalog: Catalog) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as other,
+        socket.socket() as client,
+    ):
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            client.setsockopt(socket.SOL_SOCKET, option, 1)
+        client.bind(at(other))
+        client.connect(at(listening))
+        with listening.accept()[0] as server:
+            ends = peers_of(worker, catalog, inet(client), inet(server))
+            assert [[*by_role(one)] for one in ends] == [[PEER], [PEER]]
 
 
 def test_another_network_namespace_is_queried_for_its_connections(worker: PeersWorker, catalog: Catalog) -> None:

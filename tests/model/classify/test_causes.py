@@ -367,6 +367,13 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
     assert cause_finder.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.catalog) is None
 
 
+def test_shares_are_at_most_the_whole_while_time_moves() -> None:
+    """When the stack of a wait has been read, its time leaves the row without one."""
+    table = {(LOCK, WORKER, 0, 7): Part(1, 30), (LOCK, NO_STACK, 0, 7): Part(0, -10)}
+    (one,) = CauseFinder(FixedNames(), Fixed(IDLE_RULES)).rules_of(table, window().catalog)
+    assert one.share == 1.0
+
+
 def test_wait_is_matched_again_when_its_functions_get_names() -> None:
     names, some = FixedNames(), catalog()
     cause_finder = CauseFinder(names, Fixed(IDLE_RULES))
@@ -519,6 +526,8 @@ def test_no_hint_of_ours_names_a_key_where_there_are_none() -> None:
     assert len(hints) > 9
     assert not [text for text in hints.values() if re.search(r"\bkey (?!that|of)|  | [;:,.]", text)]
     assert without_keys("a lock (key 5), or its file (key G): key 7") == "a lock (--stuck), or its file: --mode file"
+    for own in ("key 25 of the table", "redis key 5f3a", "hotkey 2 in the app", "its primary key (key 9)"):
+        assert without_keys(own) == own
 
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:

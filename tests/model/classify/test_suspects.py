@@ -22,7 +22,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.peers import CLIENT, PEER, Peers, PeerSide, Process
+from offtop.model.values.peers import CLIENT, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import Object
@@ -361,6 +361,8 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
         ("redis-server", "sleep", False, 8, True),
         ("redis-server", "background", False, 8, False),
         ("server", "poll", False, 8, True),
+        ("redis-server", "is not measured", False, 8, False),
+        ("redis-server", "is not measured", False, 80, True),
     ],
 )
 def test_few_clients_of_an_idle_redis_do_not_accuse_it(
@@ -369,6 +371,8 @@ def test_few_clients_of_an_idle_redis_do_not_accuse_it(
     """Most of them wait for what is to come: BLPOP, SUBSCRIBE."""
     machine = Machine()
     match does:
+        case "is not measured":
+            machine.catalog.processes[20] = program
         case "wants a CPU":
             machine.runs(program, 20, 0.1, ready=0.3)
         case "busy":
@@ -395,11 +399,14 @@ def test_of_several_holders_only_those_of_the_named_program_are_counted() -> Non
     assert (one.end.program, one.end.threads, one.end.pids) == ("sleep", 2, 2)
 
 
-@pytest.mark.parametrize(("server", "stands"), [("stopped", False), ("lock", False), ("sleep", True), ("poll", True)])
+@pytest.mark.parametrize(
+    ("server", "stands"), [("stopped", False), ("lock", False), ("sleep", True), ("poll", True), ("unmeasured", True)]
+)
 def test_readers_of_a_local_socket_stand_unless_its_other_end_is_stuck(server: str, stands: bool) -> None:
     """It is not known whether they have asked for something: they may subscribe to events."""
     machine = Machine()
-    machine.waits("server", 20, server, 90, "lib:pthread_mutex_lock", before=True)
+    if server != "unmeasured":
+        machine.waits("server", 20, server, 90, "lib:pthread_mutex_lock", before=True)
     for pid in range(30, 36):
         machine.held(machine.waits("client", pid, "pipe", 90, before=True), Blocker(20, 0, SOCKET, True))
     assert bool(machine.found().suspects) != stands
@@ -438,6 +445,32 @@ def test_client_that_does_not_read_keeps_its_server_waiting() -> None:
         machine.waits("server", 30, "net-send", 30, tid=tid, on=connection, peers=own)
     (one,) = machine.found().suspects
     assert one.end.program == "client"
+
+
+@pytest.mark.parametrize(("role", "is_named"), [(WRITER, True), (READER, False)])
+def test_other_end_of_a_pipe_that_is_not_measured_has_its_name(role: str, is_named: bool) -> None:
+    machine = Machine()
+    peers = Peers((PeerSide(role, (Process(20, "left-out"),), 1),))
+    for pid in range(30, 50):
+        machine.waits("reader", pid, "pipe", 20, kernel="pipe_read", on=Object("pipe", "pipe:[7]"), peers=peers)
+    ends = [(one.end.program, one.end.state) for one in machine.found().suspects]
+    assert ends == [("left-out", "unmeasured")] if is_named else ends == [("reader", "pipe")]
+
+
+def test_reader_stands_whatever_its_writer_waits_for() -> None:
+    machine = Machine()
+    machine.waits("writer", 20, "disk-read", 90, before=True)
+    machine.held(machine.waits("reader", 30, "pipe", 90, before=True), Blocker(20, 0, PIPE, True))
+    assert 30 in machine.tick().waits.rows[machine.tick().standing, 0].tolist()
+
+
+def test_lock_for_which_a_thread_polls_a_connection_of_a_client_does_harm() -> None:
+    machine = Machine()
+    connection = Object("tcp", "socket:[7]", 30, "127.0.0.1:80", "127.0.0.1:40000")
+    own, lock = Peers((PeerSide(CLIENT, (), 0),)), ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
+    for pid in range(30, 34):
+        machine.waits("postgres", pid, "poll", 30, *lock, on=connection, peers=own)
+    assert [one.end.program for one in machine.found().suspects] == ["postgres"]
 
 
 @pytest.mark.parametrize(("writer", "is_accused"), [("stopped", True), ("sleep", False), ("lock", False)])
