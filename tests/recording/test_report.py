@@ -231,7 +231,7 @@ def test_report_says_what_others_waited_for_and_when(tmp_path: Path) -> None:
     recorder.close()
     lines = written(path, weights=WEIGHTS)
     at = lines.index("SUSPECTS: what others waited for, most harm first")
-    times = r"..:..:01-..:..:06  "
-    assert re.match(f"{times}3 threads of shop wait for a mutex .*, held by holder.50., which waits for", lines[at + 1])
+    says = "..:..:01-..:..:06  3 threads of shop wait for a mutex .11.0s., held by holder.50., which waits for"
+    assert re.match(says, lines[at + 1]), "with the age in the last tick"
     assert lines[at + 2] == ""
     assert "SUSPECTS" not in "\n".join(written(path))

@@ -276,7 +276,7 @@ class SuspectTexts:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""
             if end.state == UNMEASURED:
-                return f"ps -o stat,wchan:20,args -p {end.key.pid}, unless it has exited; measure it, too (filters, -p)"
+                return f"ps -o stat,wchan:20,args -p {end.key.pid}: a filter such as -p leaves it out, or it has exited"
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"

@@ -154,7 +154,7 @@ class Rule:
         """The rule without the peer's name."""
         return self.without_peer or self
 
-    def at(self, peer: "PeerName") -> "Rule":
+    def at(self, peer: PeerName) -> "Rule":
         """Return the rule with the peer's name; the same rule if it has no name for such a peer."""
         template, name, word = self.service, peer.name, peer.word
         if peer.is_client and self.client:

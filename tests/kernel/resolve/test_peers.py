@@ -200,6 +200,15 @@ def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, ca
     assert not worker._requests, "these have no peer"  # pyright: ignore[reportPrivateUsage]
 
 
+def test_holder_of_a_file_that_nobody_had_locked_is_looked_for_again_soon(
+    worker: PeersWorker, catalog: Catalog, tmp_path: Path
+) -> None:
+    file, pipe = Object("file", str(tmp_path / "job.lock")), Object("pipe", "pipe:[1]")
+    ask(worker, {file: OWN, pipe: OWN})
+    assert catalog.peers == {}
+    assert worker._retry_s[file] < worker._retry_s[pipe] - 10  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWorker, catalog: Catalog) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

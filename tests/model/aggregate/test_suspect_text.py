@@ -280,7 +280,7 @@ def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None
 @pytest.mark.parametrize(
     ("functions", "does"), [(("lib:epoll_wait", "loop"), "looks idle"), ((), "waits in unknown functions")]
 )
-def test_server_in_poll_waits_for_work_only_as_far_as_its_functions_are_known(
+def test_server_in_poll_looks_idle_only_as_far_as_its_functions_are_known(
     functions: tuple[str, ...], does: str
 ) -> None:
     machine = Machine()
@@ -289,6 +289,18 @@ def test_server_in_poll_waits_for_work_only_as_far_as_its_functions_are_known(
         machine.held(machine.waits("app", pid, "net-recv", 5), Blocker(20, 0, ANSWER, True))
     machine.waits("server", 20, "poll", 50, *functions, tid=21)
     assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
+
+
+def test_culprit_that_is_not_measured_is_named_with_what_shows_it() -> None:
+    machine = Machine()
+    machine.catalog.processes[20] = "tar"
+    machine.held(machine.waits("flock", 10, "lock", 5), Blocker(20, 0, FILE_LOCK, True, "job.lock"))
+    assert sentences(machine) == [
+        (
+            "flock(10) waits for job.lock (5.00s), held by tar(20), which is not measured",
+            "ps -o stat,wchan:20,args -p 20: a filter such as -p leaves it out, or it has exited",
+        )
+    ]
 
 
 def test_thread_that_ended_most_waits_is_called_likely() -> None:
