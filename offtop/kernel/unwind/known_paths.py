@@ -61,6 +61,8 @@ class KnownPaths:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._paths: dict[tuple[int, int], list[Path]] = {}
+        self.learned = 0
+        """How many paths were new when they were added."""
 
     def add(self, space: int, steps: Sequence[tuple[int, Rule]], span_bytes: int, frames: Sequence[Frame]) -> None:
         """Keep the path of a stack; the arguments are as in Path."""
@@ -69,7 +71,9 @@ class KnownPaths:
             return
         leaf, path = (space, steps[0][0]), Path(tuple(steps), span_bytes, tuple(frames))
         known = self._paths.pop(leaf, [])
-        self._paths[leaf] = [path, *(one for one in known if one.steps != path.steps)][:_MOST_PATHS]
+        others = [one for one in known if one.steps != path.steps]
+        self.learned += len(others) == len(known)
+        self._paths[leaf] = [path, *others][:_MOST_PATHS]
         if len(self._paths) > _MOST_LEAVES:
             del self._paths[next(iter(self._paths))]
 

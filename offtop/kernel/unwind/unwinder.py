@@ -126,6 +126,11 @@ class Unwinder:
         return self._binaries.pid
 
     @property
+    def learned_paths(self) -> int:
+        """How many paths it has learned that other stacks may take. Thread-safe."""
+        return self._known_paths.learned
+
+    @property
     def used_s(self) -> float:
         """CPU time of the calling thread and of the reader process."""
         return time.thread_time() + self._binaries.cpu_s

@@ -61,6 +61,8 @@ _FEWEST_ALIKE = 8
 _MOST_SAMPLES = 8
 """How many of them are unwound by themselves, to learn their paths, before the others are compared again."""
 _MOST_ROUNDS = 4
+_RANDOM = np.random.default_rng()
+"""Chooses them: of threads in order, every n-th may be of a kind."""
 
 
 class ReadStack(NamedTuple):
@@ -128,6 +130,11 @@ class _Waits(NamedTuple):
     def of_pids(self, pids: Collection[int]) -> Mask:
         return np.isin(self.ids[:, 0], [*pids])
 
+    def are_alike(self) -> Mask:
+        """Return which of them are at an instruction at which so many are that they are compared with known paths."""
+        _, leaf, threads = np.unique(self.registers["ip"], return_inverse=True, return_counts=True)
+        return (threads[leaf] >= _FEWEST_ALIKE) & ~is_32_bit_program(self.registers)
+
     def in_progress(self, waiting: Waits) -> tuple[Mask, Ints]:
         """Return which of them are in `waiting`, and when those began, as far as that is known."""
         row = waiting.rows_of(thread_codes(self.ids))
@@ -171,6 +178,8 @@ class UserStacks:
         """Stacks of those that took one."""
         self._strayed: list[_Waits] = []
         """Those that took none, or were not compared."""
+        self._compared_paths = 0
+        """How many paths were known when waits were last compared with them."""
         self._unread = [_NO_WAITS]
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
@@ -207,8 +216,7 @@ class UserStacks:
         """
         some = (registers["sp"] != 0) & (registers["pcount"] != 0)
         noted = _Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], chosen(registers, some))
-        _, leaf, threads = np.unique(noted.registers["ip"], return_inverse=True, return_counts=True)
-        is_alike = (threads[leaf] >= _FEWEST_ALIKE) & ~is_32_bit_program(noted.registers)
+        is_alike = noted.are_alike()
         self._young.append(noted.of(~is_alike))
         if is_alike.any():
             with self._changed:
@@ -248,6 +256,10 @@ class UserStacks:
             due = due.of(np.argsort(due.switched_out_ns, kind="stable"))
             every = _Waits.all([self._requested, due])
             every = every.of(every.in_progress(known)[0])
+            if self._unwinder.learned_paths != self._compared_paths:  # some may take a path that was learned since then
+                is_alike = every.are_alike()
+                self._alike = _Waits.all([self._alike, every.of(is_alike)])
+                every = every.of(~is_alike)
             self._requested = every.of(slice(_MOST_REQUESTED))
             self._young.append(every.of(slice(_MOST_REQUESTED, None)))
             self._worker.wake()
@@ -465,7 +477,7 @@ class UserStacks:
                     break
                 self._reading = None
                 if isinstance(work, _Alike):
-                    self._following = _NO_WAITS
+                    self._following, self._compared_paths = _NO_WAITS, unwinder.learned_paths
                     self._followed += followed
                     self._strayed.append(strayed)
                 self._unwound += not isinstance(work, _Unnamed | _Alike) or sum(len(one.ids) for one in followed)
@@ -529,7 +541,7 @@ def _samples(leaves: Rows) -> list[int]:
     of_leaf = np.split(np.argsort(which, kind="stable"), np.cumsum(threads)[:-1])
     many = [one for one in of_leaf if len(one) >= _FEWEST_ALIKE][:_MOST_SAMPLES]
     of_each = _MOST_SAMPLES // max(1, len(many))
-    return [int(at) for one in many for at in one[:: -(-len(one) // of_each)]]
+    return [int(at) for one in many for at in _RANDOM.permutation(one)[:of_each]]
 
 
 def _take_known_paths(
