@@ -259,7 +259,7 @@ static __always_inline bool is_second_buffer(void)
 {
 	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
 
-	return buffer && *buffer;
+	return buffer && *buffer & 1;
 }
 
 static __always_inline struct disk_totals *totals_of(struct disk_key *from, char comm[16], bool is_second)

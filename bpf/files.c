@@ -433,7 +433,7 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	}
 	key.cpu = bpf_get_smp_processor_id();
 	u32 *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer;
+	bool is_second = buffer && *buffer & 1;
 	struct file_totals *t = totals_of(&key, is_second, &is_new);
 	if (!t) {
 		file_calls.delete(&tid);

@@ -143,7 +143,7 @@ static __always_inline void finish_fault(struct config *c, struct task_struct *t
 	struct file_stack_key at = {.file = call->key};
 	u64 ns = call->switched_in_ns - call->start_ns;
 	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer, is_new = false;
+	bool is_second = buffer && *buffer & 1, is_new = false;
 
 	if (!call->has_slept)
 		return;

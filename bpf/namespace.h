@@ -12,7 +12,8 @@
  *   PID_LEVEL, PID_NUMBERS          offsets in struct pid
  *   UPID_NR, UPID_NS, UPID_SIZE     offsets in struct upid, and its size
  *   NAMESPACE_INUM                  offset in struct pid_namespace
- *   TASK_FROM_PID, TASK_RELEASE, TASK_ITER_NEW, TASK_ITER_NEXT, TASK_ITER_DESTROY    kfunc numbers
+ *   TASK_FROM_PID, TASK_RELEASE     kfunc numbers; also set on the host, for CHANGED (offcpu.c)
+ *   TASK_ITER_NEW, TASK_ITER_NEXT, TASK_ITER_DESTROY    kfunc numbers
  *
  * A task iterator sees only the pid namespace of its reader (eaaacd23910f, 5.8). Threads outside can only be listed
  * with kfuncs; offtop/kernel/bpf/compile.py turns calls through the numbers above into kfunc calls. Without all of
@@ -76,13 +77,16 @@ static __always_inline bool find_ids(void *task, u32 *pid, u32 *tid)
 #endif
 
 #ifdef TASK_FROM_PID
+static struct task_struct *(*task_from_pid)(u32 tid) = (void *)TASK_FROM_PID;
+static void (*task_release)(struct task_struct *task) = (void *)TASK_RELEASE;
+#endif
+
+#ifdef TASK_ITER_NEW
 #define ALL_THREADS 1 /* BPF_TASK_ITER_ALL_THREADS, kernel/bpf/task_iter.c */
 struct task_iter {
 	u64 opaque[3];
 };
 
-static struct task_struct *(*task_from_pid)(u32 tid) = (void *)TASK_FROM_PID;
-static void (*task_release)(struct task_struct *task) = (void *)TASK_RELEASE;
 static int (*task_iter_new)(struct task_iter *iter, void *task, u32 flags) = (void *)TASK_ITER_NEW;
 static struct task_struct *(*task_iter_next)(struct task_iter *iter) = (void *)TASK_ITER_NEXT;
 static void (*task_iter_destroy)(struct task_iter *iter) = (void *)TASK_ITER_DESTROY;

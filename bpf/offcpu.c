@@ -11,11 +11,14 @@
  *   wakeup         WAKING        raw_tp sched_waking, always attached: with PROBE_SWITCH, or without run_delay
  *                  TYPED_WAKING  tp_btf sched_waking, attached while wakers are on (waker.c)
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
- *   scan           iterator over tasks, two or three times a tick (scan.c)
+ *   scan           iterator over tasks, or over `changed`, two or three times a tick (scan.c)
  *
  * maps
- *   active_buffer  index of the buffers that are being written; user space reads and empties the others meanwhile
+ *   active_buffer  number of the tick; its lowest bit is the index of the buffers that are being written. User space
+ *                  reads and empties the others meanwhile
  *   stacks are in kernelstack.c and userstack.c, records of threads in record.c
+ *   changed        CHANGED: threads with something in the buffers. So a scan need not visit all threads
+ *   changes        per CPU and buffer: how many threads it has noted there, also if there was no room
  *   clock_sample   offset between our clock and the scheduler's, as measured here
  *   clock_offset   the same offset, as user space has chosen it from the samples
  *
@@ -47,6 +50,8 @@
  *   RECORDS_IN_HASH         records are in a preallocated hash by task address instead of task storage: because the
  *                           kernel cannot create task storage safely here, or because records are used from another
  *                           thread's context, or listed
+ *   CHANGED, CHANGED_PER_CPU    entries of `changed`, and how many of them each CPU writes; user space writes those
+ *                           behind them. Without records in task storage and task_from_pid(), all threads are visited
  *   MAY_GOTO                the verifier knows the instruction may_goto (ROUNDS in offcpu.h)
  *   NAMESPACE               show ids of this pid namespace (namespace.h)
  */
@@ -113,6 +118,32 @@ static __always_inline void set_identity(struct record *r, u32 pid, u32 tid, u64
 static __always_inline u32 state_of(u32 state)
 {
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
+}
+
+#ifdef CHANGED
+BPF_ARRAY(changed, struct changed, CHANGED);
+BPF_PERCPU_ARRAY(changes, u64, 2);
+#endif
+
+/* Note the state of a thread at its last switch-out in a buffer, which a scan reports from then on. */
+static __always_inline void note_state(struct record *r, struct thread *thread, u32 tick)
+{
+#ifdef CHANGED
+	u32 which = tick & 1;
+	u64 *count = r->noted == tick ? 0 : changes.lookup(&which);
+	if (count) {
+		u64 at = *count;
+		u32 index = bpf_get_smp_processor_id() * CHANGED_PER_CPU + at;
+		struct changed *one = at < CHANGED_PER_CPU ? changed.lookup(&index) : 0;
+
+		r->noted = tick;
+		*count = at + 1;
+		if (one)
+			one->tids[which] = r->tid;
+	}
+#endif
+	thread->state = r->state;
+	thread->tid_acquired_ns = r->tid_acquired_ns;
 }
 
 #include "object.c"
@@ -198,7 +229,7 @@ static __always_inline void switch_out(void *ctx, bool preempted, u32 state)
 
 	if (!tid || !c || !c->self || !active) /* without c->self the selection has not been set yet */
 		return;
-	u32 which = *(volatile u32 *)active & 1; /* read once: it may change meanwhile */
+	u32 tick = *(volatile u32 *)active, which = tick & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = current_task();
 	bool dead = state & TASK_DEAD;
 	if (dead)
@@ -248,6 +279,7 @@ static __always_inline void switch_out(void *ctx, bool preempted, u32 state)
 		 * reused.
 		 */
 		bool is_exec = known_tid != tid && r->pid == pid;
+		r->noted = 0;
 		if (known_tid != tid)
 			save_exiting(task, r, which);
 		set_identity(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
@@ -257,8 +289,7 @@ static __always_inline void switch_out(void *ctx, bool preempted, u32 state)
 	r->host = id;
 	r->host_tid = id;
 #endif
-	thread->state = r->state;
-	thread->tid_acquired_ns = r->tid_acquired_ns;
+	note_state(r, thread, tick);
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
@@ -286,7 +317,7 @@ static __always_inline void switch_in(void *ctx, struct config *c, struct record
 
 	if (!active || !e)
 		return;
-	u32 which = *(volatile u32 *)active & 1; /* read once: thread and site must go to the same buffer */
+	u32 tick = *(volatile u32 *)active, which = tick & 1; /* read once: thread and site go to the same buffer */
 	u64 now_ns = bpf_ktime_get_ns();
 	u64 switched_out_ns = r->switched_out_ns;
 	r->switched_out_ns = 0;
@@ -294,8 +325,7 @@ static __always_inline void switch_in(void *ctx, struct config *c, struct record
 	e->switched_out_ns = switched_out_ns;
 	e->off_ns = e->runqueue_ns = off_ns;
 	struct thread *thread = &r->buffers[which];
-	thread->state = r->state;
-	thread->tid_acquired_ns = r->tid_acquired_ns;
+	note_state(r, thread, tick);
 	if (!(r->state & RUNNING)) {
 		r->switched_in_ns = now_ns;
 		r->wake &= c->wakes;

@@ -207,7 +207,7 @@ struct record {
 	 * cgroup meanwhile
 	 */
 	u32 selection;
-	u32 unused;
+	u32 noted;           /* active_buffer when this thread was last noted in `changed` */
 	u64 tid_acquired_ns; /* as in struct thread */
 	u64 exec_ns;         /* total run time as last reported */
 	u64 wake;            /* what ended its last blocked wait: id of a struct wake, or NO_WAKE etc. */
@@ -226,6 +226,11 @@ struct record {
 	u32 padding;
 #endif
 	struct thread buffers[2]; /* one is being written; a task scan reads and clears the other */
+};
+
+/* A thread with something in the first buffer, and one with something in the second. 0: none. */
+struct changed {
+	u32 tids[2];
 };
 
 /* Key of the record of an exited thread. */

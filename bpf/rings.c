@@ -101,7 +101,7 @@ int on_request_end(struct bpf_raw_tracepoint_args *ctx)
 	u64 address = (u64)request;
 	struct ring_request *r = ring_requests.lookup(&address);
 	u32 zero = 0, number = 0, *buffer = active_buffer.lookup(&zero);
-	bool is_second = buffer && *buffer, is_new = false;
+	bool is_second = buffer && *buffer & 1, is_new = false;
 	struct config *c = config.lookup(&zero);
 	u8 opcode = 0;
 	s32 returned = 0;

@@ -5,7 +5,7 @@
  * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
  * hooks: none in the scheduler. User space reads an iterator over tasks two or three times a tick; within a pid
- * namespace also one over records
+ * namespace also one over records. If few of many threads have changed, it reads one over `changed` in the second scan
  *
  * maps
  *   scan_mode  which scan it is (enum scan_mode)
@@ -35,7 +35,7 @@ struct bpf_iter__task {
 struct bpf_iter__bpf_map_elem {
 	struct bpf_iter_meta *meta;
 	struct bpf_map *map;
-	u64 *key;
+	void *key;
 	struct record *value;
 };
 
@@ -449,13 +449,40 @@ static __always_inline void report_task(struct seq_file *seq, struct task_struct
 		report_wait(seq, task, &out, r, c, prime, *which & 1);
 }
 
-#ifndef TASK_FROM_PID
+#ifndef TASK_ITER_NEW
 BPF_ITER(task)
 {
 	if (ctx->task)
 		report_task(ctx->meta->seq, ctx->task);
 	return 0;
 }
+
+#ifdef CHANGED
+/*
+ * Report the threads that are in `changed`, and remove them from it, unless the output has no room: then the kernel
+ * calls this again. A tid may be of a thread that has exited, or of one with nothing to report.
+ */
+BPF_ITER(bpf_map_elem)
+{
+	u32 zero = 0, *mode = scan_mode.lookup(&zero), *key = ctx->key;
+
+	if (!mode || !key)
+		return 0;
+	u32 index = *key, which = *mode & SCAN_BUFFER_0 ? 0 : 1;
+	struct changed *one = changed.lookup(&index);
+	struct task_struct *task = one && one->tids[which] ? task_from_pid(one->tids[which]) : 0;
+	struct record *r = 0;
+
+	if (task) {
+		report_task(ctx->meta->seq, task);
+		r = record_of(task, false);
+		task_release(task);
+	}
+	if (one && !(r && (which ? r->buffers[1].state : r->buffers[0].state)))
+		one->tids[which] = 0;
+	return 0;
+}
+#endif
 #else
 /*
  * The task iterator is limited to its reader's pid namespace. So here it only creates records, once a scan, for all

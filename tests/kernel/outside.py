@@ -3,14 +3,15 @@
 from functools import cache
 
 from offtop.kernel.bpf.libbpf import KernelTypes
-from offtop.kernel.bpf.pid_namespace import FUNCTIONS, may_list_records
+from offtop.kernel.bpf.pid_namespace import FUNCTIONS
+from offtop.kernel.bpf.probes import has_map_iterators
 from tests.conftest import lacks
 
 
 @cache
 def is_counted() -> bool:
     types = KernelTypes()
-    return all(types.function(name) for name in FUNCTIONS.values()) and may_list_records(types)
+    return all(types.function(name) for name in FUNCTIONS.values()) and has_map_iterators(types)
 
 
 def needed() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.accounting import changed_threads
 from offtop.kernel.bpf import layout
 from offtop.kernel.tracing.budget import HIGHEST_LEVEL
 from offtop.model.values.snapshot import Filters
@@ -101,8 +102,12 @@ DIALS: dict[str, Dial] = {
 @pytest.mark.parametrize(
     "dials", [*([dial] for dial in DIALS.values()), [*DIALS.values()]], ids=[*DIALS, "all of them"]
 )
-def test_each_wait_counts_once_while_the_detail_changes_in_each_tick(dials: list[Dial], tmp_path: Path) -> None:
+def test_each_wait_counts_once_while_the_detail_changes_in_each_tick(
+    dials: list[Dial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(28)
+    # In some ticks all threads are visited, in others those that have changed.
+    monkeypatch.setattr(changed_threads, "threads_now", lambda: chance.choice([0, 1 << 30]))
     binary = programs.build(tmp_path / "workers", WORKERS, "-D_GNU_SOURCE", "-pthread")
     with programs.running([binary]) as child, watch.watching() as live:
         tids = [child.at[f"worker{n}"] for n in _WORKERS]

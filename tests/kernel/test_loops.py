@@ -90,18 +90,24 @@ def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe:
         assert falls_back(code) == []
 
 
-def test_programs_are_loaded_without_may_goto_if_they_are_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[bool, str]] = []
+@pytest.mark.parametrize("may_goto", [True, False])
+@pytest.mark.parametrize("functions", [{"TASK_FROM_PID": 1}, {}])
+def test_programs_are_loaded_without_features_if_they_are_refused_with_them(
+    monkeypatch: pytest.MonkeyPatch, may_goto: bool, functions: dict[str, int]
+) -> None:
+    tried: list[tuple[bool, bool]] = []
 
-    def refuse(probe: str, known: features.Features, *_: object) -> None:
-        tried.append((known.may_goto, probe))
+    def refuse(_probe: str, known: features.Features, *_: object) -> None:
+        tried.append((bool(known.task_functions), known.may_goto))
         raise program._LoadError("refused", "refused")  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(program, "_attach_with_probe", refuse)
-    known = replace(features.detect(libbpf.KernelTypes()), may_goto=True, switch_in_probes=("switch",))
+    every = features.detect(libbpf.KernelTypes())
+    known = replace(every, may_goto=may_goto, task_functions=functions, switch_in_probes=("switch",))
     with pytest.raises(KernelError, match="refused"):
         program.attach(known, "switch", unwind=Unwind("off"))
-    assert tried == [(True, "switch"), (False, "switch")]
+    ways = [(True, may_goto)] * bool(functions) + [(False, True)] * may_goto
+    assert tried == [*ways, (False, False)]
 
 
 def test_a_loop_entered_in_its_middle_is_found() -> None:

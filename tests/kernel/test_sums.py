@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.accounting import changed_threads
 from offtop.kernel.accounting.drain import Drain
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Filters, SiteTotals, ThreadTotals
@@ -189,7 +190,12 @@ def busy(storm: Path) -> AbstractContextManager[programs.Program]:
     return programs.running(["nice", "-n", "19", storm])
 
 
-def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(live: Watch, storm: Path) -> None:
+@pytest.mark.parametrize("threads", [0, 1 << 30])
+def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(
+    live: Watch, storm: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Whether all threads are visited, or only those that have changed."""
+    monkeypatch.setattr(changed_threads, "threads_now", lambda: threads)
     with busy(storm) as program:
         live.tick()
         windows = [live.tick(0.05) for _ in range(50)]  # each checks the sums, or raises

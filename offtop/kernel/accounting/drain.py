@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from offtop.kernel.accounting.changed_threads import ChangedThreads
 from offtop.kernel.accounting.exit_records import (
     Exits,
     is_mixed,
@@ -84,9 +85,11 @@ class Drain:
         self._maps, self._scan_links = program.maps, program.scan_links
         self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
         self._scanned, self._begin = scanned, begin
+        link = program.changed_link
+        self._changed = ChangedThreads(program, link) if link is not None else None
         self.renamed: list[ThreadKey] = []
         """Main threads whose name has changed; the caller clears the list."""
-        self._buffer = self._flipped_ns = 0
+        self._flips = self._flipped_ns = 0
         self._clock_offset_ns = 0
         self._scanned_before = ThreadRecords.of(()).identities
         """Of the last tick's task scan."""
@@ -97,7 +100,7 @@ class Drain:
 
     def scan(self, mode: int) -> bytes:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
-        self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
+        self._set_mode(mode)
         return b"".join(map(libbpf.read_iterator, self._scan_links))
 
     def have_run(self, ids: Ints, pcounts: Ints) -> Mask:
@@ -118,6 +121,8 @@ class Drain:
         """
         clock_offset_ns = self._update_clock_offset()
         scan = scan_of(raw_scan)
+        if self._changed and raw_scan:
+            self._changed.forget_running()
         self._note(scan.tasks, ran, started)
         new = chosen(scan.tasks, scan.tasks["state"] & layout.TASK_NEW != 0)
         self._begin(ids_of(new), new["start_ns"])
@@ -130,12 +135,13 @@ class Drain:
         Returns the index of the old buffer, and the time of the switch on CLOCK_MONOTONIC and CLOCK_REALTIME.
         """
         maps = self._maps
-        drained, self._buffer = self._buffer, 1 - self._buffer
+        drained, buffer = self._flips & 1, 1 - (self._flips & 1)
+        self._flips += 1
         self._added_before = self._added
-        active, other = maps["active_buffer"], self._buffer.to_bytes(4, "little")
-        maps["object_sites"].update(other, bytes(8))
+        active, tick = maps["active_buffer"], self._flips.to_bytes(4, "little")
+        maps["object_sites"].update(buffer.to_bytes(4, "little"), bytes(8))
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
-        active.update(_ZERO, other)  # immediately: a wait that ends in between counts as finished at at_ns
+        active.update(_ZERO, tick)  # immediately: a wait that ends in between counts as finished at at_ns
         maps["barrier"].update(_ZERO, maps["barrier_inner"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
 
@@ -149,17 +155,37 @@ class Drain:
     def _added(self) -> int:
         return sum(memoryview(self._maps["added"].lookup(_ZERO) or b"").cast("Q"))
 
-    def threads(self, buffer: int, ran: list[RuntimeSamples], started: list[NewThread], alone: bool) -> ThreadRecords:
+    def threads(
+        self, buffer: int, ran: list[RuntimeSamples], started: list[NewThread], alone: bool, every: bool
+    ) -> ThreadRecords:
         """Return each thread's record from a buffer, and clear it.
 
-        `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress.
+        `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress. `every`: look at all
+        threads, also if only few have changed.
         """
-        scan = scan_of(self.scan(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)))
+        scan = scan_of(self._scan_buffer(buffer, alone, every))
         self._note(scan.tasks, ran, started)
         tasks, records = chosen(scan.tasks, scan.of_threads), scan.threads
         ids = ids_of(tasks)
+        if self._changed:
+            self._changed.note_running(ids[records["switched_out_ns"] == 0, 1])
         self._note_runs(ids, tasks["start_ns"], records["exec_ns"], records["exec_at_ns"], records["exec_off_ns"], ran)
         return ThreadRecords(ids, records)
+
+    def _scan_buffer(self, buffer: int, alone: bool, every: bool) -> bytes:
+        mode = layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)
+        if self._changed is None:
+            return self.scan(mode)
+        is_taken = self._changed.take(buffer)
+        if alone:
+            self._changed.forget_running()
+        if every or not is_taken:
+            return self.scan(mode)
+        self._set_mode(mode)
+        return self._changed.scan()
+
+    def _set_mode(self, mode: int) -> None:
+        self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
 
     def sites(self, buffer: int) -> SiteDeltas:
         """Drain the finished waits by site from a buffer.
@@ -305,6 +331,8 @@ class Drain:
                 self._note_name(ThreadKey(pids[at], tids[at]), comms[at])
         for pid in ids[ids[:, 0] == ids[:, 1], 0].tolist():
             self._details.note_alive(pid)
+        if self._changed:
+            self._changed.note_running(ids[tasks["exec_at_ns"] != 0, 1])
         some = chosen(tasks, tasks["flags"] & layout.SCANNED_RAN != 0)
         self._note_runs(ids_of(some), some["start_ns"], some["exec_ns"], some["exec_at_ns"], np.int64(0), ran)
         some = chosen(tasks, tasks["flags"] & layout.SCANNED_STARTED != 0)

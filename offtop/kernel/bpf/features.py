@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offtop.errors import KernelError, UsageError
+from offtop.kernel.bpf import probes
 from offtop.kernel.bpf.libbpf import KPROBES, KernelTypes
 from offtop.kernel.bpf.switch_maps import map_internals, safe_maps
 
@@ -101,6 +102,9 @@ class Features:
     hierarchies: Mapping[str, int]
     """Offset in css_set that leads to a task's cgroup, by controller of version 1; version 2 is the empty name."""
 
+    task_functions: Mapping[str, int]
+    """BTF ids of the functions that find a thread by its tid, by their names in BPF; empty unless programs may call
+    them and the kernel has iterators over maps."""
     may_goto: bool
     """The verifier knows may_goto, which makes loops cheap to verify (kernel commit 011832b97b31, 6.9)."""
 
@@ -205,8 +209,15 @@ def detect(types: KernelTypes) -> Features:
         locks=_locks(types),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
+        task_functions=_task_functions(types),
         may_goto=bool(types.enumerators("bpf_cond_pseudo_jmp")),
     )
+
+
+def _task_functions(types: KernelTypes) -> Mapping[str, int]:
+    found = {name: types.function(function) for name, function in _TASK_FUNCTIONS.items()}
+    known = {name: number for name, number in found.items() if number is not None}
+    return known if len(known) == len(found) and probes.has_map_iterators(types) else {}
 
 
 def _stack_pointer(types: KernelTypes) -> int | None:
@@ -215,6 +226,7 @@ def _stack_pointer(types: KernelTypes) -> int | None:
     return types.offset("thread_struct", "sp") if saved is None or sp is None else saved + sp
 
 
+_TASK_FUNCTIONS = {"TASK_FROM_PID": "bpf_task_from_pid", "TASK_RELEASE": "bpf_task_release"}
 _CGROUP = {
     "TASK_CGROUPS": ("task_struct", "cgroups"),
     "CGROUP_OF_STATE": ("cgroup_subsys_state", "cgroup"),

@@ -98,6 +98,7 @@ _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
 SCANNED_TASK = struct.Struct("=8Q8I16s")
+CHANGED = struct.Struct("=2I")
 ARGUMENTS = 6
 CALLEE_SAVED = 11
 MODE_MASK, MODE_32_BIT = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
@@ -139,6 +140,8 @@ SIZES = {
     "barrier_inner": (4, 4),
 }
 """Key and value bytes of each map."""
+CHANGED_SIZES = {"changed": (4, CHANGED.size), "changes": (4, 8)}
+"""Key and value bytes of the maps that exist only if BPF notes which threads have something to report."""
 OUTLIER_SIZES = {"thresholds": (THRESHOLD_KEY.size, THRESHOLD.size), "outliers": (0, 0)}
 """Key and value bytes of the maps that report single waits, which need a ring buffer."""
 UNWIND_SIZES = {
@@ -161,7 +164,7 @@ PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "added", "exited_sums", "thinning", "within_calls", "memo_counts", "kernel_memo_counts")
+PER_CPU = ("lost", "added", "changes", "exited_sums", "thinning", "within_calls", "memo_counts", "kernel_memo_counts")
 
 
 class ThreadRecord(NamedTuple):

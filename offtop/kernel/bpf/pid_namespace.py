@@ -90,14 +90,8 @@ def defines(types: KernelTypes) -> Mapping[str, int]:
     known["NAMESPACE_INUM"] += inum
     found = {name: types.function(function) for name, function in FUNCTIONS.items()}
     functions = {name: number for name, number in found.items() if number is not None}
-    known |= functions if len(functions) == len(FUNCTIONS) and may_list_records(types) else {}
+    known |= functions if len(functions) == len(FUNCTIONS) and probes.has_map_iterators(types) else {}
     return {**known, "UPID_SIZE": upid_bytes, "NAMESPACE": inode, "OUTSIDE": OUTSIDE}
-
-
-def may_list_records(types: KernelTypes) -> bool:
-    """Whether the kernel allows iterators over maps. Some do not, although they have them."""
-    number = types.function("bpf_iter_bpf_map_elem")
-    return number is not None and probes.iterator(number) in (0, None)
 
 
 def describe_ids(defines: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf.libbpf import ProgramOptions, enable_statistics, library
+from offtop.kernel.bpf.libbpf import KernelTypes, ProgramOptions, enable_statistics, library
 
 _ARRAY, _RING_BUFFER = 2, 27  # enum bpf_map_type
 _RAW_TRACEPOINT = 17  # BPF_PROG_TYPE_RAW_TRACEPOINT
@@ -59,6 +59,12 @@ def iterator(btf_id: int) -> int | None:
     options = ProgramOptions(ct.sizeof(ProgramOptions), expected_attach_type=_TRACE_ITER, attach_btf_id=btf_id)
     load = partial(lib.bpf_prog_load, _TRACING, b"offtop_probe", b"GPL", _RETURN_0, ct.c_size_t(2), ct.byref(options))
     return _try(load)
+
+
+def has_map_iterators(types: KernelTypes) -> bool:
+    """Whether the kernel allows iterators over maps. Some do not, although they have them."""
+    number = types.function("bpf_iter_bpf_map_elem")
+    return number is not None and iterator(number) in (0, None)
 
 
 def statistics() -> int | None:

@@ -155,7 +155,12 @@ class Program:
         """Held while descriptors are added or closed."""
         self._is_closed = False
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
-        self.scan_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
+        links = {name: fd for name, fd in fds.items() if name.startswith("link bpf_iter__")}
+        has_changed = "map changed" in fds
+        self.changed_link = links.pop("link bpf_iter__bpf_map_elem") if has_changed else None
+        """Descriptor of the iterator over `changed`; None if BPF does not note which threads have something to
+        report."""
+        self.scan_links = [*links.values()]
         """Descriptors of the iterators that make up a task scan, in the order in which they run."""
         self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
         sizes = {
@@ -165,6 +170,7 @@ class Program:
             **layout.PYTHON_SIZES,
             **layout.WITHIN_SIZES,
             **layout.KERNEL_MEMO_SIZES,
+            **layout.CHANGED_SIZES,
         }
         self.maps = maps_of(fds, sizes, layout.PER_CPU)
 
@@ -329,7 +335,7 @@ def attach(
     for candidate in switch_in_probes:
         for way in ways:  # a better probe matters more than complete user stacks
             try:
-                program = _attach_with_any_loops(candidate, features, sizes, defines, way, recompile)
+                program = _attach_with_fewer_features(candidate, features, sizes, defines, way, recompile)
             except KernelError as error:
                 failures.append(error)
                 continue
@@ -407,17 +413,18 @@ def _cause(error: KernelError) -> str:
     return error.cause if isinstance(error, _LoadError) else str(error)
 
 
-def _attach_with_any_loops(probe: str, features: Features, *rest: Any) -> Program:
-    """Attach as `_attach_with_probe` does, but without may_goto if the verifier refuses the programs with it.
+def _attach_with_fewer_features(probe: str, features: Features, *rest: Any) -> Program:
+    """Attach as `_attach_with_probe` does, but without features with which the verifier refuses the programs.
 
-    Kernel stacks are not verified then, either.
+    Without may_goto, kernel stacks are not verified; without task_functions, scans visit all threads.
     """
-    try:
-        return _attach_with_probe(probe, features, *rest)
-    except _LoadError:
-        if not features.may_goto:
-            raise
-        return _attach_with_probe(probe, replace(features, may_goto=False), *rest)
+    fewer = replace(features, task_functions={})
+    ways = [features, fewer, replace(fewer, may_goto=False)]
+    ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
+    for way in ways[:-1]:
+        with contextlib.suppress(_LoadError):
+            return _attach_with_probe(probe, way, *rest)
+    return _attach_with_probe(probe, ways[-1], *rest)
 
 
 def _attach_with_probe(
@@ -441,6 +448,12 @@ def _attach_with_probe(
     if uses_rules:
         raw["on_fork"] = "sched_process_fork"
     macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features, probe), **defines}
+    iterated = {"bpf_iter__bpf_map_elem": "record"} if kfuncs else {}
+    if features.task_functions and not in_hash and "WITHIN" not in defines:  # WITHIN looks at the calls of all threads
+        iterated, kfuncs = {"bpf_iter__bpf_map_elem": "changed"}, [*features.task_functions.values()]
+        per_cpu = -(-sizes.changed // possible_cpus())
+        room = {"CHANGED": (per_cpu + map_sizes.RUNNING) * possible_cpus(), "CHANGED_PER_CPU": per_cpu}
+        macros |= {**features.task_functions, **room}
     kprobes = {"on_finish": features.kprobe_symbol} if probe == "kprobe" else {}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
@@ -452,12 +465,13 @@ def _attach_with_probe(
         "inner_maps": {"barrier": "barrier_inner"},
         "bpf_syscall": syscalls.number_of("bpf"),
         "kprobes": kprobes,
-        "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if kfuncs else {})},
+        "iterators": {"bpf_iter__task": "", **iterated},
         "kfuncs": kfuncs,
         "random_maps": ["scratch"],
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
+            *(layout.CHANGED_SIZES if "CHANGED" in macros else ()),
             *(("memos",) if uses_rules else ()),
             *(("kernel_memos", "kernel_unwinds", *layout.KERNEL_MEMO_SIZES) if "KERNEL_MEMOS" in macros else ()),
             *(layout.OUTLIER_SIZES if features.ring_buffer else ()),

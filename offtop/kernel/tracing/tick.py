@@ -155,7 +155,8 @@ class TickStages:
         self._forget_renamed()
         if self._has_calls:
             parts.program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
-        threads = drain.threads(buffer, flipped.ran, flipped.started, not plan.is_scanned)
+        every = plan.is_prime or plan.filter_changed
+        threads = drain.threads(buffer, flipped.ran, flipped.started, not plan.is_scanned, every)
         if self._has_calls:
             calls = drain.calls(buffer, flipped.at_ns)
             max_ns = calls.max_ns if parts.ledger.follows_snapshot else max(calls.max_ns, self.calls.max_ns)

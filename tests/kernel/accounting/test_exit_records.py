@@ -57,7 +57,7 @@ def exited(tid_acquired_ns: int) -> list[Entry]:
 
 
 def drain_of(maps: Mapping[str, ExitedMap], catalog: Catalog) -> Drain:
-    nothing: Any = SimpleNamespace(maps=maps, scan_links=())
+    nothing: Any = SimpleNamespace(maps=maps, scan_links=(), changed_link=None)
     return Drain(nothing, catalog, *[nothing] * 5, begin=lambda ids, start_ns: None)
 
 
