@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from offtop.commands import choices, recordings, saved_files, sources
 from offtop.errors import OfftopError, UsageError, warn
+from offtop.model.values.disks import LIST_MODES
 from offtop.printable import printable
 from offtop.units import NS_PER_S
 
@@ -54,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
         listening = server.Server(where, access)  # before the BPF programs are loaded, because the port may be taken
         stack.callback(listening.close)
         triggers = outlier_actions.texts if outlier_actions else ()
-        live = sources.live(rules, filters, args, loaded, agent.HISTORY_NS, triggers=triggers)
+        mode = loaded.settings.mode
+        counted = mode if kept and mode in LIST_MODES else ""  # metrics and profiles are of waits only
+        live = sources.live(rules, filters, args, loaded, agent.HISTORY_NS, counted, triggers)
         source = stack.enter_context(live)
         one = agent.Agent(
             source,

@@ -241,15 +241,15 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 5
     )
 
 
-def add_waker_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about who ended the waits."""
+def add_waker_options(parser: argparse.ArgumentParser, lists: str = "") -> None:
+    """Add the options about who ended the waits. `lists`: a restriction of the modes in LIST_MODES, for the help."""
     add = parser.add_argument_group("wakers").add_argument
     add(
         "--mode",
         type=setting("mode"),
         metavar="MODE",
         help=f"{', '.join((*MODES, FILE))} or {DISK}: where threads wait, who woke them, both, the chain of wakers, "
-        f"file operations, or requests to disks (default {MODES[0]})",
+        f"file operations, or requests to disks{lists} (default {MODES[0]})",
     )
     add(
         "--depth",

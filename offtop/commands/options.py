@@ -236,7 +236,7 @@ def rules() -> argparse.ArgumentParser:
     )
     add_delay(parser)
     add_measuring_options(parser)
-    add_waker_options(parser)
+    add_waker_options(parser, lists="; the last two have no effect here")
     parser.add_argument(
         "--config", metavar="FILE", help="read settings from this file, and rules from rules.toml next to it"
     )
@@ -282,7 +282,7 @@ def agent() -> argparse.ArgumentParser:
     )
     add_delay(parser, seconds=5)
     add_measuring_options(parser, budget_pct=1.0)
-    add_waker_options(parser)
+    add_waker_options(parser, lists="; the last two are only recorded, with --directory")
     add = parser.add_argument_group("recording").add_argument
     add("--directory", metavar="DIR", help="record everything there, too: offtop-HOST-TIME.offtop")
     add_limits(add, keep="6h")

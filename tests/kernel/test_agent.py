@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from tests import command
 from tests.agent.serving import Samples, samples_of, sums
 from tests.command import QUICK
@@ -145,6 +147,23 @@ def test_a_signal_ends_it_and_detaches_its_probes(number: signal.Signals, tmp_pa
         assert command.still_loaded(programs) == set()
     (recording,) = tmp_path.glob("offtop-*.offtop")
     assert command.run("replay", str(recording), "--json", "-n", "1").status == 0
+
+
+@pytest.mark.parametrize(("mode", "key"), [(FILE, "files"), (DISK, "disks")])
+def test_file_operations_and_requests_to_disks_are_counted_only_for_a_recording(
+    mode: str, key: str, tmp_path: Path
+) -> None:
+    with running("--mode", mode, *QUICK) as agent:
+        agent.after_ticks(1)
+        counting = len(command.programs_of(agent.process.pid))
+    with running("--mode", mode, "--directory", str(tmp_path), *QUICK) as agent:
+        agent.after_ticks(2)
+        assert len(command.programs_of(agent.process.pid)) > counting
+        agent.process.send_signal(signal.SIGTERM)
+        command.ended(agent.process)
+    (recording,) = tmp_path.glob("offtop-*.offtop")
+    replayed = command.run("replay", str(recording), "--json", "-n", "1")
+    assert key in json.loads(replayed.out)
 
 
 def test_it_ends_when_what_it_measures_has_exited() -> None:
