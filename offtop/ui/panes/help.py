@@ -49,7 +49,8 @@ locations: the largest, `11 the WAL flush · 5 a row lock`, each with its averag
 for threads and pools in the last second in which they waited. Locations below 10 % of the row, except the largest, \
 are left out.
 cause:       what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
-line above the keys explains the largest one. Your own rules go into ~/.config/offtop/rules.toml.
+line above the keys explains the largest one. Your own rules go into rules.toml next to the config file: \
+~/.config/offtop/rules.toml, unless you name another.
 11/12        before a location: 11 of the 12 threads of that process or pool wait there now, and hardly elsewhere (a \
 convoy). `one futex`: all of them on the same lock.
 short        waits below the minimum (m): counted, but without a stack. Their run-queue part is under run-queue.
