@@ -182,7 +182,13 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 5
         metavar="TIME",
         help="shortest wait that gets a stack (default 1ms; a bare number is us); shorter waits are only counted",
     )
-    add("--max", type=wait_value, default=0, metavar="TIME", help="leave out waits longer than this")
+    add(
+        "--max",
+        type=wait_value,
+        default=0,
+        metavar="TIME",
+        help="leave out waits longer than this (a bare number is us)",
+    )
     add(
         "--debuginfod",
         nargs="?",

@@ -96,7 +96,7 @@ class Filters:
 
     def ask_for_minimum(self) -> None:
         now = span(self._display.view.filters.min_ns)
-        self._display.ask(f"shortest wait that gets a stack (now {now}): ", self._set_minimum)
+        self._display.ask(f"shortest wait that gets a stack (now {now}; a bare number is ms): ", self._set_minimum)
 
     def _set_minimum(self, text: str) -> str | None:
         if not text.strip():

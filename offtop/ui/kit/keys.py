@@ -136,7 +136,7 @@ KEYS = (
     KeyRow("previous_hit", "N"),
     KeyRow("filter", "backslash,f4,o", "filter, e.g. comm=mysql* max>10ms cat!=poll; empty: show everything"),
     KeyRow("user", "u", "show only one user's processes; empty: all users"),
-    KeyRow("states", "S", "show only waits in some thread states: R, S, D, T and so on"),
+    KeyRow("states", "S", "measure only waits that begin in some thread states: R, S, D, T and so on"),
     KeyRow("rate", "Q", "enter this process's request rate, to see whether it waits more than its requests explain"),
     KeyRow(
         "facts",
@@ -160,7 +160,7 @@ KEYS = (
         "pin the program, process, thread or cgroup: it stays on top, marked *; again: unpin",
         bar="p Pin",
     ),
-    KeyRow("narrow", "F", "measure only what is pinned, which costs less; again: measure everything"),
+    KeyRow("narrow", "F", "measure only the pinned process, thread or cgroup, which costs less; again: all"),
     KeyRow(
         "pause",
         "space,z,Z",
@@ -192,7 +192,7 @@ KEYS = (
     KeyRow("diff", "D", "compare with the baseline, or stop; ! marks a change larger than normal variation"),
     KeyRow("reset", "r", "reset the cumulative numbers"),
     KeyRow("delay", "d", "set the seconds between ticks"),
-    KeyRow("minimum", "m", "set the shortest wait that gets a stack"),
+    KeyRow("minimum", "m", "set the shortest wait that gets a stack; a bare number is ms"),
     KeyRow(
         "names",
         "c",

@@ -51,7 +51,7 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
                 ("threads,cgroups", "list threads or processes; list containers and units"),
                 ("account", "show where each second went, instead of how long waits took"),
                 ("open,close", "unfold or fold programs, and pools of threads"),
-                ("pin,narrow", "pin this row; measure only what is pinned"),
+                ("pin,narrow", "pin this row; measure only the pinned process, thread or cgroup"),
                 ("facts,stack_problems", "details of the process; why its user stacks are broken"),
                 ("names", "names, command lines, or containers"),
                 ("mute", "mute this program, process or pool"),

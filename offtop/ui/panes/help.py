@@ -117,8 +117,8 @@ WAITED ON    with G: the lock, pipe, socket or file. (unknown): a wait in progre
 """
 """One term and its meaning per line, for help and manual."""
 FILTERS = """
-word !word  has the word, or does not, in a name: thread, process, category, user, function, waker, object; or in the \
-command line
+word !word  has the word, or does not, in a name: thread, process, category, user, function, waker, object, cause; or \
+in the command line. Filters ignore case
 comm= thread= proc=  name of the thread or process, of the thread, of the process. Patterns as in a shell (mysql*), \
 commas between alternatives; != excludes
 pid= tid= user=  ids with commas between them; a user's name or id
@@ -134,7 +134,7 @@ cmd=  command line
 file= op= bytes>1M  file operations (7): path or name of the file, system call, bytes in the window. In other modes \
 file= chooses waits on that file, and op= chooses nothing
 dev= op= bytes>1M  requests to disks (8): name of the disk (sd*), operation (read, sync-write, flush), bytes
-max>10ms p99>=1s  rows of the list, by max, now, p50, p99; also waiting>0.5, evs>1k, threads>10
+max>10ms p99>=1s  rows of the list, by max, now, p50, p99 (a bare number is ms); also waiting>0.5, evs>1k, threads>10
 """
 """One kind of filter and its meaning per line, for help and manual."""
 
