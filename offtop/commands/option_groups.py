@@ -275,12 +275,14 @@ def add_outlier_options(parser: argparse.ArgumentParser, *, live: bool = False) 
         metavar="RULE",
         help="keep waits that match, e.g. 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s'; "
         "file.max > 100ms, request.p99 > 20ms: file operations, requests to disks; "
-        "suspect: what others wait for; auto (the default): far longer than usual; off. May be given more than once",
+        "suspect: what others wait for; auto (the default): far longer than usual; off. Times need a unit. May be "
+        "given more than once",
     )
     add(
         "--on-trigger",
         metavar="COMMAND",
-        help="run this command at each outlier, as the user who typed sudo; OFFTOP_* variables describe the outlier",
+        help="run this command at an outlier, at most once in 30 s for a rule, program and category, as the user who "
+        "typed sudo; OFFTOP_* variables describe the outlier",
     )
     if live:
         add("--freeze", action="store_true", help="screen: pause at the first outlier")

@@ -317,7 +317,7 @@ SETTINGS = (
     Setting(
         "on_trigger",
         "",
-        "command to run at each outlier, as the user who typed sudo",
+        "command to run at an outlier, once in 30 s for a rule, program and category, as the user who typed sudo",
         "a command of at most 1000 letters",
         lambda value: {"on_trigger": _matched(value, "[^\0]{0,1000}")},
         attrgetter("on_trigger"),
