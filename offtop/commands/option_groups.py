@@ -42,7 +42,12 @@ SSH_OPTIONS = {"ssh_command": "--ssh-command", "sudo_command": "--sudo-command",
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("text and JSON")
     add = group.add_argument
-    add("-b", "--batch", action="store_true", help="print text tables, like top -b (also if stdout is no terminal)")
+    add(
+        "-b",
+        "--batch",
+        action="store_true",
+        help="print text tables, like top -b (also if stdin or stdout is no terminal, or TERM is unset or dumb)",
+    )
     add("-n", "--iterations", type=count_value, metavar="N", help="exit after N ticks")
     add("-w", "--width", type=count_value, default=0, metavar="N", help="batch: truncate lines to N columns")
     written = group.add_mutually_exclusive_group()

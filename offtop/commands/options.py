@@ -310,9 +310,21 @@ def fleet() -> argparse.ArgumentParser:
         help="user, token, headers and TLS, in the file format that promtool takes; mode 0600 if it has a secret",
     )
     add("--ca-file", metavar="FILE", help="certificates to trust instead of those of this machine (PEM)")
-    add("-d", "--delay", dest="every", type=time_value, metavar="S", help="seconds between refreshes (default 10)")
+    add(
+        "-d",
+        "--delay",
+        dest="every",
+        type=time_value,
+        metavar="S",
+        help="seconds between refreshes (default 10, or as often as hosts are scraped if that is less often)",
+    )
     add = parser.add_argument_group("text and JSON").add_argument
-    add("-b", "--batch", action="store_true", help="print text tables (also if stdout is no terminal)")
+    add(
+        "-b",
+        "--batch",
+        action="store_true",
+        help="print text tables (also if stdin or stdout is no terminal, or TERM is unset or dumb)",
+    )
     add("-n", "--iterations", type=count_value, metavar="N", help="exit after N refreshes")
     add("-w", "--width", type=count_value, default=0, metavar="N", help="batch: truncate lines to N columns")
     add("--json", action="store_true", help="print one JSON object a refresh")
