@@ -7,7 +7,7 @@ import numpy as np
 
 from offtop.model.values.catalog import ThreadKey, code_of, thread_of
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.table import THREADS, Ints, table_of, thread_codes
+from offtop.model.values.table import THREADS, Ints, distinct_codes, table_of, thread_codes
 from offtop.model.values.waits import Waits
 from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S
@@ -58,7 +58,7 @@ def _threads_in(ticks: Sequence[HistoryTick]) -> AllThreads:
 
 def _counted_by_process(codes: Ints) -> AllThreads:
     """Count threads; their `codes` may repeat."""
-    threads = ThreadKeys(np.unique(codes))
+    threads = ThreadKeys(distinct_codes(codes))
     pids, counts = np.unique(threads.codes >> 32, return_counts=True)
     return AllThreads(threads, dict(zip(pids.tolist(), counts.tolist(), strict=True)))
 

@@ -16,6 +16,7 @@ from offtop.model.values.table import (
     Table,
     are_among,
     distinct,
+    distinct_codes,
     integers,
     lanes_of,
     nonzero_lanes,
@@ -33,6 +34,11 @@ def test_distinct_rows_are_in_order_whether_they_are_counted_or_sorted() -> None
         assert which.tolist() == [2, 1, 2, 0]
     once, which = distinct(integers([], 2))
     assert (once.shape, which.shape) == ((0, 2), (0,))
+
+
+@given(st.lists(st.integers(-3, 3) | st.integers(-(1 << 63), (1 << 63) - 1)))
+def test_distinct_codes_are_those_of_a_set_in_order(codes: list[int]) -> None:
+    assert distinct_codes(np.array(codes, np.int64)).tolist() == sorted(set(codes))
 
 
 def test_each_row_has_the_index_of_its_group() -> None:
