@@ -77,6 +77,8 @@ class FilterCache:
         self._masked: dict[int, tuple[Mask, Mask]] = {}
         self._last: dict[int, Shares] = {}
         """Of the newest tick, and of what moved."""
+        self._recent_number = 0
+        """The first tick whose masks the next call of `forget` keeps, at least."""
         of_wakers = any(one.needs_wakers for one in selection.filters)
         self._mode = selection.shape.mode if selection.path else WAKEUP if of_wakers else OFFCPU
         """What must have been gathered."""
@@ -91,6 +93,10 @@ class FilterCache:
                 found = found.of(unmuted & passing)
             self._remember(tick, found)
         return found
+
+    def is_remembered(self, tick: HistoryTick) -> bool:
+        """Return whether `shares` returns the same for `tick` as the last time, even if more is known since."""
+        return self.selection.is_everything or tick.number in self._masked
 
     def _remember(self, tick: HistoryTick, some: Shares) -> None:
         self._last = {number: one for number, one in self._last.items() if (number < 0) != (tick.number < 0)}
@@ -216,14 +222,17 @@ class FilterCache:
         return tick.number in self._taken
 
     def forget(self, oldest: HistoryTick | None, recent: HistoryTick) -> None:
-        """Drop what is cached about ticks before `oldest`, and breakdowns before `recent`.
+        """Drop what is cached about ticks before `oldest`, and breakdowns and masks before the last `recent`.
 
-        A breakdown is a hundred times larger than the rest. What moved changes each time.
+        A breakdown is a hundred times larger than the rest. A rolling sum still subtracts the ticks from the last
+        `recent` to this one. What moved changes each time.
         """
         self._last = {number: one for number, one in self._last.items() if number > 0}
         of_recent, of_all = (self._taken, self._masked), (self._chosen, self._earlier)
-        for made, first in (*((made, recent) for made in of_recent), *((made, oldest) for made in of_all)):
-            for old in [n for n in made if first and n < first.number]:
+        first_recent, self._recent_number = min(self._recent_number, recent.number), recent.number
+        first_of_all = oldest.number if oldest else 0
+        for made, first in (*((made, first_recent) for made in of_recent), *((made, first_of_all) for made in of_all)):
+            for old in [n for n in made if n < first]:
                 del made[old]
 
 

@@ -37,11 +37,4 @@ def selected_sites(scene: Scene, sums: Sums) -> Mapping[tuple[int, ...], PartTup
 
 
 def _sites(scene: Scene, sums: Sums, what: str, scope: Scope) -> Mapping[tuple[int, ...], PartTuple]:
-    filter_cache = scene.filter_cache
-    return sums.of(
-        what,
-        (filter_cache, scope),
-        lambda tick: by_site(filter_cache.shares(tick), scope),
-        scene.ticks,
-        scene.moved,
-    )
+    return sums.of(what, scene.filter_cache, scope, lambda shares: by_site(shares, scope), scene.ticks, scene.moved)

@@ -151,17 +151,13 @@ class Listing:
 
     def _short(self, scene: Scene, made: Folded) -> Mapping[Key, PartTuple]:
         """Return the time of each row in waits below the minimum."""
-        filter_cache, scope = scene.filter_cache, scene.scope
+        scope = scene.scope
         if not scope.holds(Leaf(SHORT)):
             return {}
         only = scope._replace(category=SHORT)
         if scene.view.lists_threads:
             table = self._sums.of(
-                "short",
-                (filter_cache, only),
-                lambda tick: by_thread(filter_cache.shares(tick), only),
-                scene.ticks,
-                scene.moved,
+                "short", scene.filter_cache, only, lambda shares: by_thread(shares, only), scene.ticks, scene.moved
             )
             folded = made.pools.folded(table)
             return {made.pools.groups.get(key, ThreadKey(*key)): part for key, part in folded.items()}
@@ -191,8 +187,9 @@ class Listing:
             return thread_rows(
                 self._sums.of(
                     "threads",
-                    (scene.filter_cache, scope),
-                    lambda tick: by_thread(scene.filter_cache.shares(tick), scope),
+                    scene.filter_cache,
+                    scope,
+                    lambda shares: by_thread(shares, scope),
                     scene.ticks,
                     scene.moved,
                 ),

@@ -52,14 +52,15 @@ class SitePlaces:
 
     def _queued(self, scene: Scene) -> Mapping[tuple[int, ...], PartTuple]:
         """Return the run-queue time of each place."""
-        filter_cache, scope, shape = scene.filter_cache, scene.view.scope, scene.view.tree.shape
+        scope, shape = scene.view.scope, scene.view.tree.shape
         if not scope.holds(Leaf(RUN_QUEUE)):
             return {}
         only = scope._replace(category=RUN_QUEUE)
         return self._sums.of(
             "queued",
-            (filter_cache, only, shape.mode, shape.objects),
-            lambda tick: by_place(filter_cache.shares(tick), only, shape.places),
+            scene.filter_cache,
+            (only, shape.mode, shape.objects),
+            lambda shares: by_place(shares, only, shape.places),
             scene.ticks,
             scene.moved,
         )

@@ -44,8 +44,9 @@ class StackTables:
         filter_cache, scope, shape = scene.filter_cache, scene.view.scope, scene.view.tree.shape
         parts = self._sums.of(
             "places",
-            (filter_cache, scope, shape.mode, shape.objects),
-            lambda tick: by_place(filter_cache.shares(tick), scope, shape.places),
+            filter_cache,
+            (scope, shape.mode, shape.objects),
+            lambda shares: by_place(shares, scope, shape.places),
             scene.ticks,
             scene.moved,
         )

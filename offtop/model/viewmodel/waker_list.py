@@ -43,12 +43,11 @@ class WakerList:
 
     def ranking(self, scene: Scene, order: Order) -> Ranking:
         view, filter_cache, scope, catalog = scene.view, scene.filter_cache, scene.view.scope, scene.catalog
-        about = (filter_cache, scope)
         ticks = scene.ticks, scene.moved
         if view.lists_reasons:
             return self._reasons(scene, order)
-        table = self._sums.of("wakes", about, lambda tick: by_wake(filter_cache.shares(tick), scope), *ticks)
-        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(filter_cache.shares(tick), scope), *ticks)
+        table = self._sums.of("wakes", filter_cache, scope, lambda shares: by_wake(shares, scope), *ticks)
+        ready = self._sums.of("ready", filter_cache, scope, lambda shares: ready_by_wake(shares, scope), *ticks)
         ever = by_wake(filter_cache.shares(scene.ever), scope) if scene.ever else None
         waited = _Waited(table, ready, ever, scene.span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:

@@ -5,14 +5,25 @@ two windows, however long the span is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from offtop.model.windows.breakdown import PartTuple
+from offtop.model.windows.breakdown import PartTuple, Shares
 from offtop.model.windows.history import History, HistoryTick
 
 Table = Mapping[tuple[int, ...], PartTuple]
 
 _SMALL = 1_024
 """A table of up to so many entries is stored until its tick leaves the sum; a larger one is built again."""
+
+
+class FilteredTicks(Protocol):
+    """What a filter leaves of each tick. It may leave more of a tick once more is known about processes."""
+
+    def shares(self, tick: HistoryTick) -> Shares: ...
+
+    def is_remembered(self, tick: HistoryTick) -> bool:
+        """Return whether `shares` returns the same for `tick` as the last time."""
+        ...
 
 
 class _Sum:
@@ -29,7 +40,7 @@ class _Sum:
 
 
 class Sums:
-    """Rolling sums over a History; each is continued while its `about` stays the same."""
+    """Rolling sums over a History; each is continued while its filter and its `about` stay the same."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -38,22 +49,24 @@ class Sums:
     def of(
         self,
         what: str,
+        filtered: FilteredTicks,
         about: object,
-        table_of: Callable[[HistoryTick], Table],
+        table_of: Callable[[Shares], Table],
         over: Sequence[HistoryTick],
         moved: HistoryTick | None = None,
     ) -> Table:
-        """Return the sum of `table_of` over `over` (at least one tick) and `moved`."""
-        if not over[-1].number or len(over) == 1:
-            return table_of(over[-1])
-        summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
-        return _together(summed, table_of(moved)) if moved else summed
+        """Return the sum of `table_of` over what the filter leaves of `over` (at least one tick) and of `moved`."""
 
-    def _rolling(self, what: str, about: object, table_of: Callable[[HistoryTick], Table]) -> "Rolling":
+        def table(tick: HistoryTick) -> Table:
+            return table_of(filtered.shares(tick))
+
+        if not over[-1].number or len(over) == 1:
+            return table(over[-1])
         was = self._known.get(what)
-        if was is None or was[0] != about:
-            was = self._known[what] = (about, Rolling(table_of))
-        return was[1]
+        if was is None or was[0] != (filtered, about):
+            was = self._known[what] = ((filtered, about), Rolling(table, filtered.is_remembered))
+        summed = was[1].follow(over, self._history.tick)
+        return _together(summed, table(moved)) if moved else summed
 
 
 def _together(sums: Table, moved: Table) -> Table:
@@ -72,8 +85,11 @@ def _together(sums: Table, moved: Table) -> Table:
 class Rolling:
     """The sum of `table_of` over consecutive ticks."""
 
-    def __init__(self, table_of: Callable[[HistoryTick], Table]) -> None:
-        self._table_of = table_of
+    def __init__(
+        self, table_of: Callable[[HistoryTick], Table], is_remembered: Callable[[HistoryTick], bool] = lambda _: True
+    ) -> None:
+        """`is_remembered` returns whether `table_of` returns the same for a tick as when it was added."""
+        self._table_of, self._is_remembered = table_of, is_remembered
         self._first = self._last = 0
         """Numbers of the first and last tick in the sum; both 0 while it is empty."""
         self._oldest: HistoryTick | None = None
@@ -107,13 +123,13 @@ class Rolling:
         }
 
     def _leaving(self, first: int, earlier: Callable[[int], HistoryTick | None]) -> list[tuple[int, Table]] | None:
-        """Return the tables of the ticks before `first`; None if one is not kept any more."""
+        """Return the tables of the ticks before `first` as they were added; None if one is not known any more."""
         leaving: list[tuple[int, Table]] = []
         for number in range(self._first, first):
             table = self._small.pop(number, None)
             if table is None:
                 tick = earlier(number) or self._oldest
-                if tick is None or tick.number != number:
+                if tick is None or tick.number != number or not self._is_remembered(tick):
                     return None
                 table = self._table_of(tick)
             leaving.append((number, table))
@@ -139,14 +155,14 @@ class Rolling:
 
     def _take_away(self, number: int, table: Table) -> None:
         sums = self._sums
-        for key, (waits, total_ns, max_ns, histogram) in table.items():
+        for key, (waits, total_ns, _, histogram) in table.items():
             row = sums.get(key)
             if row is None:
                 row = sums[key] = _Sum()
             row.waits -= waits
             row.total_ns -= total_ns
             row.histogram -= histogram
-            if max_ns and row.longest[0][0] == number:
+            if row.longest and row.longest[0][0] == number:
                 row.longest.pop(0)
             if not (row.waits or row.total_ns or row.histogram):
                 del sums[key]

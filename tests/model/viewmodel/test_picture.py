@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.steps import Shape
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Frame
 from offtop.model.values.table import Ints, Mask
@@ -20,10 +21,11 @@ from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.view import SINCE_START, SPANS_NS, View
+from offtop.model.windows import rolling
 from offtop.model.windows.breakdown import ALL, FILTERED, RUN_QUEUE, total
 from offtop.model.windows.history import History
 from tests.model.world import IDLE, PIDS, Step, snapshots, stretches
-from tests.ui.scripted import SHOP, ScriptedSource
+from tests.ui.scripted import SHOP, WHO, ScriptedSource, Waits
 
 SECOND, MS = 10**9, 10**6
 ROOM = Room(rows=100, tree=50, flame=(80, 20), latency=True, heat=(60, 9), categories=50)
@@ -119,6 +121,29 @@ def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[li
             picture.common.totals.passing_ns == picture.common.totals.shown.total_ns == picture.common.selected.total_ns
         )
     assert FILTERED not in rows
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_sums_stay_right_if_a_process_passes_the_filter_late(monkeypatch: pytest.MonkeyPatch, pauses: bool) -> None:
+    """While knowledge grows at each tick, the ticks of the last minute are filtered again only now and then."""
+    monkeypatch.setattr(rolling, "_SMALL", 0)
+    brief = Waits("brief", 400, "brief", 400, "lock", "futex_do_wait", waits_ms=(300,), begins=1, ends=5)
+    source, history = ScriptedSource([*SHOP, brief], ticks=75), History(("poll",), never)
+    pictures, known = Pictures(history, source.names), 0
+    view = View(span_ns=60 * SECOND, threads=True, filter=parse("user=alice"))
+    for number in range(76):
+        snapshot = source.read()
+        assert snapshot is not None
+        history.add(snapshot)
+        late = {400: Details("alice", "", "", 1000)} if number >= 60 else {}
+        snapshot.catalog.details.update({**WHO, **late})
+        snapshot.catalog.details_version += 1
+        if number:
+            picture = drawn(pictures, replace(view, threads=not pauses or number % 3 > 0))
+            known = picture.common.selected.total_ns
+            assert sum(part[1] for part in picture.causes.sites.values()) == known
+            assert picture.listed.ranking.whole.total_ns == known
+    assert known == 60 * 800 * MS
 
 
 @given(stretches, VIEWS)
