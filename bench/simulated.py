@@ -147,7 +147,7 @@ def _measure(case: _Case) -> _Measured:
             begun_s = time.process_time()
             tick = session.history.add(snapshot)
             if tick and session.suspects:
-                session.suspects.tick(tick)
+                session.suspects.tick(session.history)
             added_s = time.process_time()
             session.pictures.of(View(), Room(rows=20, tree=12, latency=True))
             drawn_s = time.process_time()

@@ -20,6 +20,7 @@ from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
+from offtop.model.classify.suspect import NOTHING_FOUND
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.windows.history import HistoryTick
@@ -76,7 +77,7 @@ class Agent:
     def run(self, each: Callable[[HistoryTick], None] = lambda _: None) -> None:
         """Read the source until it ends. `each` is called with each tick."""
         for tick in self.pace.ticks():
-            stuck, found = self._history.stuck(tick), self._suspects.at(tick.number)
+            stuck, found = self._history.stuck(tick), self._suspects.at(tick.number) or NOTHING_FOUND
             objects = suspect_objects(found, tick.header.catalog, self._source.names, self._causes)
             with self._lock:
                 self._counters.add(tick, stuck, found)

@@ -79,7 +79,7 @@ class Pace:
                     self.recorder.add(snapshot)
                 raise
             tick = self._history.add(snapshot)
-            found = self._suspects.tick(tick) if tick and self._suspects else NOTHING_FOUND
+            found = self._suspects.tick(self._history) if tick and self._suspects else NOTHING_FOUND
             if tick is not None and self._detector is not None:
                 snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, tick, found))
             recorder = self.recorder

@@ -21,11 +21,9 @@ from offtop.model.values.waits import WAKE, WaitList
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import FILTERED, Shares
-from offtop.model.windows.history import HISTORY_BYTES, HISTORY_NS, History, HistoryTick, none_standing
+from offtop.model.windows.history import HISTORY_BYTES, HISTORY_NS, History, none_standing
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
-
-_MOST_KEPT = 1_000
 
 
 class SuspectWatch:
@@ -59,14 +57,14 @@ class SuspectWatch:
         )
         return self._waits.standing_sites
 
-    def tick(self, tick: HistoryTick) -> Found:
-        """Return the suspects of the newest tick. Its History has called `standing`."""
-        if self._waits is None:
+    def tick(self, history: History) -> Found:
+        """Return the suspects of the newest tick of `history`, which has called `standing`."""
+        newest, oldest = history.newest, history.oldest
+        if self._waits is None or newest is None or oldest is None:
             return NOTHING_FOUND
-        found = self._finder.tick(self._waits)
-        self._found[tick.number] = found
-        while len(self._found) > _MOST_KEPT:
-            del self._found[next(iter(self._found))]
+        found = self._found[newest.number] = self._finder.tick(self._waits)
+        for number in [one for one in self._found if one < oldest.number]:
+            del self._found[number]
         return found
 
     @property
@@ -74,9 +72,9 @@ class SuspectWatch:
         """Whether more time would not change which waits of the newest tick are standing."""
         return self._waits is not None and self._waits.has_settled
 
-    def at(self, number: int) -> Found:
-        """Return the suspects of the tick of that number; none if it is no longer kept."""
-        return self._found.get(number, NOTHING_FOUND)
+    def at(self, number: int) -> Found | None:
+        """Return the suspects of the tick of that number; None if they are not found yet, or no longer kept."""
+        return self._found.get(number)
 
     def _find_peers(self, blocked: Stuck, snapshot: Snapshot) -> None:
         """Request who is at the other end of what is waited on, which will be known a few ticks later."""

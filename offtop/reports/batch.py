@@ -109,7 +109,7 @@ def run(
             since_ns = since_ns or unfiltered.at_ns - unfiltered.span_ns
             shifted = moved_in([unfiltered], since_ns) if as_json or wanted.folded else None
             moved = passing(shifted, wanted.filter, cause_finder) if shifted else None
-            found = suspects.at(unfiltered.number) if suspects else NOTHING_FOUND
+            found = (suspects and suspects.at(unfiltered.number)) or NOTHING_FOUND
             if wanted.folded and not gathers(unfiltered.header.mode, wanted.mode):
                 ungathered += 1
             elif wanted.folded:

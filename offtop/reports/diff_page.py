@@ -14,7 +14,7 @@ from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.classify.suspect import Found, Suspect, SuspectName, averages
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, Suspect, SuspectName, averages
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import DISK, LIST_MODES, LIST_NOUNS
@@ -82,7 +82,7 @@ def compared(
 
     def add(tick: HistoryTick) -> None:
         io.add(tick)
-        found = watch.at(tick.number)
+        found = watch.at(tick.number) or NOTHING_FOUND
         ticks.append((found, tick.span_ns))
         for one in found.suspects:
             if one.name not in worst or one.harm > worst[one.name][0]:

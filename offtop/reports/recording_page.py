@@ -235,7 +235,7 @@ class _Totals:
         self._wakers.add(tick)
         if self._watch:
             texts = SuspectTexts(snapshot.catalog, self._source.names, self._cause_finder)
-            _add_suspects(self._suspects, self._watch.tick(tick), tick.taken_ns, texts)
+            _add_suspects(self._suspects, self._watch.tick(self._history), tick.taken_ns, texts)
 
     @property
     def _most_waiting(self) -> str:

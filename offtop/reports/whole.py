@@ -11,7 +11,7 @@ from offtop.feed.suspect_watch import SuspectWatch, history_for
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.suspect import Found, averages
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, averages
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of, merge_part
@@ -105,7 +105,7 @@ def baseline_in(
         if len(some) == _BATCH:
             some[:] = [merge_part(some)]
         if watch:
-            found.append((watch.at(kept.number), kept.span_ns))
+            found.append((watch.at(kept.number) or NOTHING_FOUND, kept.span_ns))
     last = history.refresh_newest()
     if last is None:
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")

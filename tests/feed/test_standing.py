@@ -88,6 +88,16 @@ def leaves(kept: HistoryTick) -> dict[Leaf, int]:
     return {leaf: part.total_ns // 1_000_000 for leaf, part in kept.leaves.items()}
 
 
+def test_suspects_are_kept_as_long_as_the_history_keeps_their_tick() -> None:
+    watched = _Watched(OLD)
+    watched.history._max_ns = 3 * SECOND  # pyright: ignore[reportPrivateUsage]
+    for _ in range(5):
+        watched.ticks(1)
+        watched.watch.tick(watched.history)
+    kept = [tick.number for tick in watched.history.last(10 * SECOND)]
+    assert [number for number in range(1, 7) if watched.watch.at(number)] == kept == [3, 4, 5]
+
+
 PIPE_WAIT, STANDS = Leaf("pipe"), Leaf("pipe", True, True)
 
 
@@ -97,7 +107,7 @@ def test_wait_from_before_offtop_is_standing_in_the_first_tick() -> None:
     assert leaves(kept) == {PIPE_WAIT: 1000, STANDS: 1000}
     blocked = watched.history.stuck(kept)
     assert [blocked.leaf(row) for row in range(2)] == [STANDS, PIPE_WAIT]
-    assert blocked.standing == watched.watch.tick(kept).standing == 1
+    assert blocked.standing == watched.watch.tick(watched.history).standing == 1
 
 
 def test_no_wait_is_standing_in_the_first_ten_seconds() -> None:
@@ -157,8 +167,8 @@ def test_hung_reader_whose_writers_wait_is_shown_until_they_are_gone() -> None:
     watched.source.blockers = {ThreadKey(pid, pid): (Blocker(60, 0, PIPE, True),) for pid in (70, 71)}
     kept = watched.ticks(70)
     assert leaves(kept) == {PIPE_WAIT: 3000}
-    (one,) = watched.watch.tick(kept).suspects
-    assert (one.end.program, one.waiting, watched.watch.tick(kept).standing) == ("tail", 2, 0)
+    (one,) = watched.watch.tick(watched.history).suspects
+    assert (one.end.program, one.waiting, watched.watch.tick(watched.history).standing) == ("tail", 2, 0)
     watched.source.blockers = {}
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 2000, STANDS: 1000}
 
@@ -191,7 +201,7 @@ def test_no_wait_is_standing_without_a_wait_for_graph() -> None:
     assert leaves(kept) == {PIPE_WAIT: 1000}
     sampled = [replace(one, sampling=Sampling(1)) for one in taken]
     (kept,) = [kept for kept in map(watched.history.add, sampled) if kept]
-    assert (leaves(kept), watched.watch.tick(kept).standing) == ({PIPE_WAIT: 1000}, 1)
+    assert (leaves(kept), watched.watch.tick(watched.history).standing) == ({PIPE_WAIT: 1000}, 1)
 
 
 def every_wait(_: Snapshot, window: Window, __: Shares, ___: Stuck) -> SiteKeys:
@@ -249,4 +259,4 @@ def test_waits_that_may_be_standing_are_shown_in_the_first_seconds_but_make_no_s
     watched = _Watched(*table, weights=replace(WEIGHTS, settle_ns=10 * SECOND))
     for seconds, leaf in ((3, PIPE_WAIT), (7, STANDS)):
         kept = watched.ticks(seconds)
-        assert (leaves(kept), watched.watch.tick(kept).suspects) == ({leaf: 20_000}, [])
+        assert (leaves(kept), watched.watch.tick(watched.history).suspects) == ({leaf: 20_000}, [])

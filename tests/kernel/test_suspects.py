@@ -51,7 +51,7 @@ def suspect(live: Watch, program: str, end: str) -> Suspect:
     while time.monotonic() < deadline:
         live.tick(0.5)
         kept = history.add(live.last)
-        found = finder.tick(kept).suspects if kept else ()
+        found = finder.tick(history).suspects if kept else ()
         for one in found:
             if one.end.program == end and program in {hop.program for hop in one.hops}:
                 return one

@@ -15,7 +15,7 @@ from offtop.model.classify.suspect import Found
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import OFFCPU, WAKEUP, Object
-from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.history import History
 from offtop.reports import batch, tick_text
 from offtop.reports.wanted import Wanted
 from tests.model.machine import WEIGHTS
@@ -141,9 +141,9 @@ def test_suspects_are_looked_for_when_functions_have_names(
     source, waits, tick = LateNames(table, ticks=4), list[tuple[int, float]](), SuspectWatch.tick
     source.named_in = named_in
 
-    def judge(watch: SuspectWatch, seen: HistoryTick) -> Found:
+    def judge(watch: SuspectWatch, history: History) -> Found:
         waits.append(source.waits[-1])
-        return tick(watch, seen)
+        return tick(watch, history)
 
     monkeypatch.setattr(SuspectWatch, "tick", judge)
     batch.run(source, CATEGORIES, MS, None, Wanted(), as_json=as_json, width=0, out=io.StringIO(), weights=WEIGHTS)

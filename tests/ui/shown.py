@@ -122,6 +122,13 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
     raise AssertionError(f"not true after {seconds} s")
 
 
+async def go_on(app: OfftopApp, pilot: SettledPilot, source: ScriptedSource, to: int) -> None:
+    """Let the source continue up to tick number `to`, and wait until the screen shows what it may."""
+    source.go_on(to)
+    await until(lambda: app._seen >= to)  # pyright: ignore[reportPrivateUsage]
+    await pilot.pause()
+
+
 def screen(app: OfftopApp) -> list[str]:
     """Return the visible lines without trailing blanks."""
     return [strip.text.rstrip() for strip in _strips(app)]

@@ -15,8 +15,9 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.ui.kit.glyphs import UNICODE
 from offtop.ui.panes.help import Help
 from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
+from offtop.units import NS_PER_S
 from tests.ui.scripted import ScriptedSource, Waits
-from tests.ui.shown import CATEGORIES, asynchronous, pane, screen, shown, top, until
+from tests.ui.shown import CATEGORIES, asynchronous, go_on, pane, screen, shown, top, until
 
 WEIGHTS = replace(suspect_weights.parse(paths.suspects().read_text()), settle_ns=0)
 _LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
@@ -196,6 +197,20 @@ async def test_paused_screen_names_a_suspect_that_has_just_gone() -> None:
             lines_of |= {line.strip() for line in screen(app) if says in line}
             await pilot.press("right_square_bracket")
         assert any(line.startswith(f"one tick earlier: {says}") for line in lines_of), lines_of
+
+
+@asynchronous
+async def test_paused_screen_keeps_its_suspects_longer_than_the_history_does() -> None:
+    source = HeldSource(TABLE, ticks=8)
+    async with shown(source, history_ns=10 * NS_PER_S, weights=WEIGHTS) as (app, pilot):
+        await pilot.press("space")
+        before = pane(app, "suspects")
+        assert before[0].startswith("! 3 threads of shop wait for a mutex (13.0s)")
+        await go_on(app, pilot, source, 30)
+        assert pane(app, "suspects") == before
+        app.controllers.suspect_report._kept = {}  # pyright: ignore[reportPrivateUsage]
+        await go_on(app, pilot, source, 31)
+        await until(lambda: pane(app, "suspects")[0] == "what held others up at that time is no longer kept")
 
 
 @asynchronous

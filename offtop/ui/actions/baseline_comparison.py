@@ -6,7 +6,7 @@ from functools import partial
 from threading import Thread
 
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.model.classify.suspect import averages
+from offtop.model.classify.suspect import NOTHING_FOUND, averages
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.scene import last_alike
@@ -39,7 +39,7 @@ class BaselineComparison:
     def _compute(self, ticks: Sequence[HistoryTick]) -> None:
         """Compute the baseline, in a separate thread: a minute of thousands of stacks takes a second."""
         watch = self._suspects
-        suspects = averages((watch.at(tick.number), tick.span_ns) for tick in ticks) if watch else None
+        suspects = averages((watch.at(tick.number) or NOTHING_FOUND, tick.span_ns) for tick in ticks) if watch else None
         baseline = baseline_of(parts_of(ticks), ticks[-1].idle, self._names, suspects=suspects)
         self._display.run_later(partial(self._set, baseline))
 

@@ -25,6 +25,7 @@ from offtop.units import average, duration, threads
 
 _MARK, _INDENT, _KEY, _KEY_OF_MORE = "! ", "  ", " (6)", " +{} (6)"
 NOTHING = "nothing stands out"
+NOT_KEPT = "what held others up at that time is no longer kept"
 
 
 class HopText(NamedTuple):
