@@ -15,7 +15,7 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Machine
 from offtop.model.viewmodel.view import LIST, View
 from tests.ui.scripted import FUTEX, ScriptedSource, Waits
-from tests.ui.shown import asynchronous, crumb_line, screen, shown, until
+from tests.ui.shown import asynchronous, crumb_line, pane, screen, shown, top, until
 
 FARM = (
     *(
@@ -64,6 +64,22 @@ async def test_thread_shows_its_own_account_in_the_tree() -> None:
         assert app.view.thread == ThreadKey(100, 100)
         (figures,) = lines_with(screen(app), "running 50%")
         assert "rest 20%" in figures and "disk-read 30%" in figures
+
+
+@asynchronous
+async def test_account_above_the_tree_leaves_the_cursor_on_the_screen_and_clicks_right() -> None:
+    row = Waits("farm", 100, "worker-1", 101, "lock", "futex_do_wait", waits_ms=(20,), running_ms=100)
+    leaves = (row._replace(user=(f"leaf_{n:02}", "main"), waits_ms=(40 - n,)) for n in range(20))
+    async with shown(ScriptedSource([*leaves], machine=Machine(2))) as (app, pilot):
+        await pilot.press("tab", "enter", "enter")
+        lines = pane(app, "tree")
+        assert lines_with(lines, "running ")
+        at = next(number for number, line in enumerate(lines) if "leaf_01" in line)
+        await pilot.click(offset=(9, top(app, "tree") + at))
+        await pilot.pause()
+        assert [line.split()[-3] for line in pane(app, "tree") if line.startswith(">")] == ["leaf_01"]
+        await pilot.press("end")
+        assert [line.split()[-3] for line in pane(app, "tree") if line.startswith(">")] == ["leaf_19"]
 
 
 @asynchronous

@@ -95,7 +95,8 @@ class Pictures:
         if scene.gathered and (room.tree or room.site or room.flame[0]):
             table = self._stack_tables.of(scene)
             if room.tree:
-                view, tree = tree_picture(scene, table, self._stack_tables.tree(scene, table), room.tree)
+                made = self._stack_tables.tree(scene, table)
+                view, tree = tree_picture(scene, table, made, room.tree, account)
             if room.flame[0]:
                 flame = self._flames.of(scene, table, self._stack_tables.tree(scene, table), room.flame)
             if room.site:

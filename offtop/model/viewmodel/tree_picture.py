@@ -11,14 +11,17 @@ from offtop.model.values.io_stacks import NO_TOTALS, StackTotals
 from offtop.model.values.table import Ints
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.seconds import AccountPicture
 from offtop.model.viewmodel.stack_table import StackTable, StackTree
-from offtop.model.viewmodel.view import View
+from offtop.model.viewmodel.view import TREE, View
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import Scope
 from offtop.model.windows.stuck import Age, Stuck
 
 _SMALL_BRANCH = 200
 """Branches below this fraction of the total (1/n, 0.5 %) are summed up."""
+_LEAST_WITH_ACCOUNT = 12
+"""The account of a thread is shown above its tree if there is room for so many lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +39,30 @@ class TreePicture:
     """Baseline values of the visible lines."""
     without_stack: StackTotals = NO_TOTALS
     """Calls or requests that are not in the tree, because they have no stack."""
+    account_lines: int = 0
+    """How many lines of the pane the account of a thread takes."""
 
 
-def tree_picture(scene: Scene, table: StackTable, tree: StackTree, lines: int) -> tuple[View, TreePicture]:
+def tree_picture(
+    scene: Scene, table: StackTable, tree: StackTree, lines: int, account: AccountPicture | None
+) -> tuple[View, TreePicture]:
     """Open large branches; return the view with these, and the lines of the tree.
 
-    Branches that only the baseline has come last.
+    Branches that only the baseline has come last. `lines` is the room for both the tree and the account of a thread.
     """
     was = scene.comparison.trees() if scene.comparison else None
     root = tree.root
     view = panes.grown(scene.view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     branches += was.gone(root) if was else []
+    has_account = account and view.thread and view.focus == TREE and not view.zoomed and lines >= _LEAST_WITH_ACCOUNT
+    account_lines = account.lines if account and has_account else 0
+    lines -= account_lines
     cursor, first = _at_cursor(view, branches, lines)
     seen = [one.path for one in branches[first : first + lines] if not one.more] if was else []
     before = {path: was.before(path) for path in seen} if was else {}
     now = _ages_of_paths(scene.chosen_stuck, view.scope, table.steps.of, view.tree.shape.places)
-    return view, TreePicture(root, branches, cursor, first, tree.nameless, now, before)
+    return view, TreePicture(root, branches, cursor, first, tree.nameless, now, before, account_lines=account_lines)
 
 
 def io_tree_picture(view: View, root: Node, lines: int, without_stack: StackTotals) -> tuple[View, TreePicture]:

@@ -57,7 +57,7 @@ class TreePane(StackPane):
 
     def _select(self, tree: TreePicture, index: int) -> None:
         pane = self._display.layout.panels.get(self.name)
-        lines = max(1, (pane.height if pane else 3) - 2)
+        lines = max(1, (pane.height if pane else 3) - _first_line(tree))
         line = max(0, min(lines - 1, index - tree.first))
         self._display.set_view(panes.at_branch(self._display.view, tree.branches[index].path, line))
 
@@ -137,17 +137,23 @@ class TreePane(StackPane):
 
     def click(self, picture: Picture, x: int, y: int) -> None:
         tree = self._tree(picture)
-        if tree is None or y <= 1 or tree.first + y - 2 >= len(tree.branches):
+        line = y - _first_line(tree) if tree else -1
+        if tree is None or line < 0 or tree.first + line >= len(tree.branches):
             return
-        index = tree.first + y - 2
+        index = tree.first + line
         branch = tree.branches[index]
-        view = panes.at_branch(self._focused_view, branch.path, y - 2)
+        view = panes.at_branch(self._focused_view, branch.path, line)
         if index == tree.cursor and self._has_focus:
             if branch.openable:
                 view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
             else:
                 view = drilling.entered(view, None)
         self._display.set_view(view)
+
+
+def _first_line(tree: TreePicture) -> int:
+    """Return the line of the pane with the first branch: a title, the account and column titles are above it."""
+    return 2 + tree.account_lines
 
 
 class IoTreePane(TreePane):

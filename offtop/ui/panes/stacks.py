@@ -29,7 +29,6 @@ from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
 _LEAST_NAME = 8
-_LEAST_WITH_ACCOUNT = 14
 _LEAST_LABEL = 24
 """Least cells for the names of a line, however deep it is indented."""
 Spans = list[tuple[str, str]]
@@ -45,7 +44,7 @@ def tree(
     cause = _cause_heading(causes, common)
     about = f"stack tree: {selection(common, pen.glyphs)}{shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
-    if common.view.thread is not None and _shows_account(common, pen):
+    if shown and shown.account_lines:
         lines += account.lines(of_selection, common, pen)
     if shown is None or not shown.branches:
         return [
@@ -63,11 +62,6 @@ def tree(
         return [*lines, *below]
     filled = [*lines, *below, *([Line()] * pen.height)][: pen.height - 1]
     return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
-
-
-def _shows_account(common: Common, pen: Pen) -> bool:
-    """Return whether the tree has the screen to itself, and room for the account."""
-    return pen.height >= _LEAST_WITH_ACCOUNT and common.view.focus == TREE and not common.view.zoomed
 
 
 def no_stack(common: Common) -> str:
