@@ -4,10 +4,10 @@ import pytest
 
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.filter_syntax import parse
-from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, TREE, View
+from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, HISTOGRAM, LATENCY, LIST, OFF, SINCE_START, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, go_on, screen, shown, until
 
 SECOND = 1_000 * MS
 
@@ -172,6 +172,17 @@ async def test_enter_on_a_heat_map_cell_rewinds_all_panes_to_its_time(
         await pilot.press("space")
         assert app.picture.common.newest.number == 23
         assert "LIVE" in screen(app)[0]
+
+
+@asynchronous
+async def test_newest_column_of_the_heat_map_pauses_at_the_newest_tick() -> None:
+    source = ScriptedSource(CHANGES, ticks=21)
+    async with shown(source, view=View(delay_ns=QUICK_NS, latency=HEATMAP, span_ns=SINCE_START)) as (app, pilot):
+        await pilot.press("tab", "end", "enter")
+        assert app.view.paused_at_ns == AT_NS + 21 * SECOND
+        assert app.picture and app.picture.common.totals.shown.total_ns == (21 * 100 + 16 * 400) * MS
+        await go_on(app, pilot, source, 24)
+        assert (app.picture.common.newest.number, "PAUSED -3s" in screen(app)[0]) == (21, True)
 
 
 @asynchronous

@@ -43,7 +43,8 @@ class LatencyPane(Pane):
         """Show all panes as they were at the time of the cell."""
         cell = self._moved(picture, 0, 0)
         if cell and latency.is_measured(picture.heat, picture.common.view.cell):
-            self._display.set_view(self._left_at(view_changes.paused_at(self._display.view, cell.end_ns)))
+            at_ns = min(cell.end_ns, picture.common.newest.at_ns)  # the newest column goes on
+            self._display.set_view(self._left_at(view_changes.paused_at(self._display.view, at_ns)))
         else:
             self._display.show_alert("nothing was measured then")
 
