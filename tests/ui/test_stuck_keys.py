@@ -21,6 +21,7 @@ from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
+from offtop.units import NS_PER_S
 from tests.ui.scripted import FILLED, PIPE, READER, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
 from tests.ui.shown import (
@@ -29,6 +30,7 @@ from tests.ui.shown import (
     catching,
     coloured,
     crumb_line,
+    go_on,
     pane,
     rows_of,
     running,
@@ -680,6 +682,17 @@ async def test_wheel_moves_three_lines_in_the_list_and_in_a_full_wait() -> None:
         assert (app.view.stuck.cursor, app.view.stuck.scrolled) == (ThreadKey(50, 51), 3)
         await wheel(pilot, (30, 8), down=False)
         assert app.view.stuck.scrolled == 0
+
+
+@asynchronous
+async def test_paused_screen_keeps_its_waits_in_progress_longer_than_the_history_does() -> None:
+    late = Waits("late", 800, "late", 801, "lock", "futex_do_wait", waits_on=True, begins=4, ends=9)
+    source = ScriptedSource([late, STUCK[-1]], ticks=8)
+    async with shown(source, history_ns=10 * NS_PER_S) as (app, pilot):
+        await pilot.press("space")
+        await go_on(app, pilot, source, 30)
+        await pilot.press("backslash", *"proc=late", "enter", "5")
+        assert tids(app) == [801]
 
 
 # Sizes, and hostile names

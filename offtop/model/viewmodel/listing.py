@@ -33,7 +33,6 @@ from offtop.model.viewmodel.view import View
 from offtop.model.viewmodel.waker_list import WakerList, storms
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import NO_PART, SHORT, Leaf, PartTuple, by_process, by_thread, total
-from offtop.model.windows.history import History
 from offtop.model.windows.rolling import Sums
 
 _ROWS = 500
@@ -64,10 +63,8 @@ class ListPicture:
 class Listing:
     """Makes the list of a picture; caches only what makes the next one cheap."""
 
-    def __init__(
-        self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder, place_names: PlaceNames
-    ) -> None:
-        self._history, self._sums, self._seconds = history, sums, seconds
+    def __init__(self, sums: Sums, seconds: Seconds, cause_finder: CauseFinder, place_names: PlaceNames) -> None:
+        self._sums, self._seconds = sums, seconds
         self._cause_finder, self._place_names = cause_finder, place_names
         self._waker_list = WakerList(sums, cause_finder)
         self._pools: tuple[object, object, Folding[tuple[int, ...], Pool]] | None = None
@@ -274,7 +271,8 @@ class Listing:
         """`sizes`: key → how many threads it has."""
         newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
-        young = scene.filter_cache.stuck(self._history.young(newest, pids), newest)
+        young = stuck.young(scene.waits, pids, newest.at_ns, newest.header.catalog, newest.idle)
+        young = scene.filter_cache.stuck(young, newest)
         parts = [WaitList.of(some.in_scope(scene.scope).waits).rows for some in (scene.stuck, young)]
         parts[0] = rows_at(parts[0], np.isin(parts[0][:, 0], [*pids]))
         at_once = WaitList(np.concatenate(parts), NO_WAITS.holders)

@@ -8,8 +8,9 @@ import numpy as np
 from offtop.model.values.catalog import ThreadKey, code_of, thread_of
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import THREADS, Ints, distinct_codes, table_of, thread_codes
-from offtop.model.values.waits import Waits
+from offtop.model.values.waits import NO_WAITS, Waits
 from offtop.model.windows.history import History, HistoryTick
+from offtop.model.windows.stuck import NOTHING_STUCK
 from offtop.units import NS_PER_S
 
 LONGEST_ROLLING_NS = 60 * NS_PER_S
@@ -64,7 +65,7 @@ def _counted_by_process(codes: Ints) -> AllThreads:
 
 
 class PausedView:
-    """Ticks that a paused view shows; History may drop them meanwhile."""
+    """Ticks that a paused view shows, and the waits in progress; History may drop them meanwhile."""
 
     def __init__(self, history: History, at_ns: int, mode: str) -> None:
         self.at_ns = at_ns
@@ -73,6 +74,8 @@ class PausedView:
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
         self.everyone = all_threads(history.latest) if self._is_newest else _threads_in(self.ticks)
+        self.waits = history.waits(self.ticks[-1]) if self.ticks else NO_WAITS
+        self.stuck = history.stuck(self.ticks[-1]) if self.ticks else NOTHING_STUCK
         self._since_start: dict[str, HistoryTick | None] = {}
         if self._is_newest:
             self._since_start[mode] = history.since_start(mode)

@@ -75,7 +75,7 @@ class Pictures:
         self._scenes = Scenes(history, self._cause_finder, rules, goes_on=goes_on)
         self._sums = Sums(history)
         self._seconds = Seconds(history, self._cause_finder)
-        self._listing = Listing(history, self._sums, self._seconds, self._cause_finder, place_names)
+        self._listing = Listing(self._sums, self._seconds, self._cause_finder, place_names)
         self._stack_tables = StackTables(self._sums, names)
         self._flames = FlamePictures()
         self._site_places = SitePlaces(self._sums, self._cause_finder)

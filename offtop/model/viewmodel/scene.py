@@ -12,6 +12,7 @@ from offtop.model.classify.causes import RuleSource
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.moves import Moves
 from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.waits import WaitList
 from offtop.model.values.wake import gathers
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.counterparts import Now
@@ -53,6 +54,8 @@ class Scene(NamedTuple):
     """All threads that ever ran or waited."""
     threads_of: Mapping[int, int]
     """pid → number of these threads."""
+    waits: WaitList
+    """All waits in progress at the end of the newest tick."""
     stuck: Stuck
     """What mutes and filters leave of the waits in progress."""
     chosen_stuck: Stuck
@@ -111,6 +114,7 @@ class Scenes:
         taken = [filter_cache.taken(tick) for tick in added]
         breakdown = merged([tick.breakdown for tick in taken])
         chosen = sums_of(filter_cache.chosen(tick) for tick in added)
+        waits = self._paused.waits if self._paused else self._history.waits(newest)
         passing = self._stuck_of(filter_cache, newest)
         of_selection = filter_cache.chosen_stuck(passing, newest)
         threads, threads_of = self._paused.everyone if self._paused else self._current_threads()
@@ -133,6 +137,7 @@ class Scenes:
             chosen=chosen,
             threads=threads,
             threads_of=threads_of,
+            waits=waits,
             stuck=passing,
             chosen_stuck=of_selection,
             comparison=comparison,
@@ -183,7 +188,8 @@ class Scenes:
         """Return the waits in progress at the end of a tick that pass mutes and filters."""
         key = (filter_cache, newest.number, newest.at_ns)
         if self._stuck is None or self._stuck[0] != key:
-            self._stuck = key, filter_cache.stuck(self._history.stuck(newest), newest)
+            every = self._paused.stuck if self._paused else self._history.stuck(newest)
+            self._stuck = key, filter_cache.stuck(every, newest)
         return self._stuck[1]
 
     def _comparison(self, view: View, now: Now) -> Comparison | None:

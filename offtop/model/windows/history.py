@@ -7,7 +7,7 @@ thread may read, since what is returned never changes.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
@@ -35,7 +35,7 @@ from offtop.model.values.table import (
     summed,
     table_of,
 )
-from offtop.model.values.waits import Waits
+from offtop.model.values.waits import WaitList, Waits
 from offtop.model.values.wake import OFFCPU, gathers
 from offtop.model.windows import rebuilt
 from offtop.model.windows.breakdown import (
@@ -51,7 +51,7 @@ from offtop.model.windows.breakdown import (
     with_standing,
 )
 from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
-from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, PastWaits, Stuck, stuck
+from offtop.model.windows.stuck import NOTHING_STUCK, PastWaits, Stuck, stuck
 from offtop.model.windows.stuck import with_standing as with_standing_waits
 from offtop.model.windows.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
@@ -427,12 +427,10 @@ class History:
             waits, (idle, newest) = self._waits.at(tick.at_ns), self._newest_stuck
         return newest if tick.idle is idle else stuck(waits, tick.at_ns, tick.header.catalog, tick.idle)
 
-    def young(self, tick: HistoryTick, pids: Collection[int]) -> Stuck:
-        """Return the waits of these processes that `stuck` leaves out, as far as they are known: at the newest tick."""
+    def waits(self, tick: HistoryTick) -> WaitList:
+        """Return what `stuck` does, and younger waits as far as they are known: at the newest tick."""
         with self._lock:
-            waits = self._waits.at(tick.at_ns)
-        is_young = (waits.ages_ns(tick.at_ns) < LEAST_AGE_NS) & np.isin(waits.rows[:, 0], [*pids])
-        return stuck(waits.of_rows(is_young), tick.at_ns, tick.header.catalog, tick.idle, 0)
+            return self._waits.at(tick.at_ns)
 
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""

@@ -6,7 +6,7 @@ younger ones are normal, and a hundred times as many.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
@@ -137,6 +137,12 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     leaves = [Leaf(names[code >> 1], bool(code & 1)) for (code,) in codes]
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, counts=integers([], 3))
     return with_standing(Stuck(at_ns, every, shares), idle.standing)
+
+
+def young(waits: WaitList, pids: Collection[int], at_ns: int, catalog: Catalog, idle: Idle) -> Stuck:
+    """Return the waits of these processes that `stuck` leaves out."""
+    is_young = (waits.ages_ns(at_ns) < LEAST_AGE_NS) & np.isin(waits.rows[:, 0], [*pids])
+    return stuck(waits.of_rows(is_young), at_ns, catalog, idle, 0)
 
 
 def with_standing(some: Stuck, standing: SiteKeys) -> Stuck:

@@ -115,11 +115,15 @@ def test_everything_else_is_the_same_for_a_part_of_the_history(table: tuple[Wait
         assert (kept is None) == (tick is None)
         if kept and tick:
             assert by_category(kept.breakdown) == by_category(tick.breakdown)
-            pids = {100, 700, 800, 900, 4242}
-            some = history.stuck(tick), history.young(tick, pids)
-            same_there = other.stuck(kept), other.young(kept, pids)
+            some = history.stuck(tick), young(history, tick)
+            same_there = other.stuck(kept), young(other, kept)
             for waits, those in zip(some, same_there, strict=True):
                 assert [ages(one, kept) for one in those.waits] == [ages(one, tick) for one in waits.waits]
+
+
+def young(history: History, tick: HistoryTick) -> stuck.Stuck:
+    pids = {100, 700, 800, 900, 4242}
+    return stuck.young(history.waits(tick), pids, tick.at_ns, tick.header.catalog, tick.idle)
 
 
 def ages(one: object, tick: HistoryTick) -> tuple[object, ...]:
