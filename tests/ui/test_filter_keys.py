@@ -1,12 +1,16 @@
 """Search, filters and mutes: what they hide is accounted for and can be shown again."""
 
+from dataclasses import replace
+
 import pytest
 from textual.events import Key, Paste
 from textual.widgets import Input
 
 from offtop.model.aggregate.filter_syntax import parse
+from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Machine
+from offtop.model.values.wake import Object
 from offtop.model.viewmodel.view import CATEGORIES, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
@@ -195,6 +199,20 @@ async def test_escape_clears_an_unmatched_filter_level_by_level(keys: tuple[str,
         assert any("no thread matches" in line for line in screen(app))
         await pilot.press(*["escape"] * 4)
         assert (app.view.filter.text, app.view.focus, app.view.pid) == ("", CATEGORIES, None)
+
+
+@pytest.mark.parametrize(
+    "inside", [View(reason=Reason("a mutex"), way=("reason",)), View(object=Object("futex", "0x1"), way=("object",))]
+)
+@asynchronous
+async def test_escape_leaves_a_cause_or_object_without_matches_and_keeps_the_filter(inside: View) -> None:
+    view = replace(inside, delay_ns=QUICK_NS, filter=parse("proc=shop"), focus=LIST)
+    async with shown(ScriptedSource(SHOP, ticks=4), view=view) as (app, pilot):
+        assert ' no thread matches "proc=shop" here. Esc goes up' in screen(app)
+        assert " pass " not in crumb_line(app)
+        await pilot.press("escape")
+        assert (app.view.drilled, app.view.filter.text) == ("", "proc=shop")
+        assert "0.80 pass" in crumb_line(app)
 
 
 @asynchronous

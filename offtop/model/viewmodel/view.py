@@ -289,6 +289,11 @@ class View:
         return self.wakers[-1] if self.wakers else None
 
     @property
+    def selects_by_filter(self) -> bool:
+        """Whether a filter of its own chooses the waits of the selection, of those that pass the user's filter."""
+        return bool(self.program or self.pool or self.wakers or self.object or self.reason)
+
+    @property
     def drilled(self) -> str:
         """Which of these was selected last and still is; empty: none."""
         those = {

@@ -78,6 +78,6 @@ class Navigation:
 
 def _filter_matches_nothing(view: View, picture: Picture) -> bool:
     """Return whether the user's filter matches nothing, so that it is probably wrong."""
-    is_whole = view.group is None and view.program is None and view.pool is None
+    is_whole = view.group is None and not view.selects_by_filter
     own = (view.filter.text or view.user) and is_whole
     return bool(own) and not picture.common.totals.passing_ns and not picture.common.totals.idle_passing_ns

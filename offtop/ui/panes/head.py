@@ -376,8 +376,7 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
-    is_narrower = view.pool is not None or view.program is not None  # its time would be that of the pool or program
-    if (view.filter.chooses_waits or view.user) and not is_narrower:
+    if (view.filter.chooses_waits or view.user) and not view.selects_by_filter:  # it would be the selection's time
         right.append((f"{threads(average(common.totals.passing_ns, common.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))

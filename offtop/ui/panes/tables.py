@@ -253,7 +253,7 @@ def _nothing(listed: ListPicture, common: Common) -> str:
         if common.totals.idle_passing_ns and not view.filter.chooses_rows:
             idle = threads(average(common.totals.idle_passing_ns, common.span_ns))
             return f' all that matches "{chosen}" is idle: {idle} threads (press i to see them)'
-        if view.group or view.program or view.pool or view.wakers or view.object or view.reason:
+        if view.group or view.selects_by_filter:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(listed.threads_of.values())} threads seen). Esc clears'
     if common.totals.hidden_ns and not view.idle_shown:
