@@ -118,6 +118,15 @@ async def test_n_and_shift_n_step_through_matching_rows() -> None:
 
 
 @asynchronous
+async def test_escape_ends_the_search_with_its_filter() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("slash", *"worker", "enter", "escape")
+        assert app.view.filter.text == ""
+        await pilot.press("n")
+        assert screen(app)[-2] == "no outliers yet: ! chooses what counts as one; / searches"
+
+
+@asynchronous
 async def test_n_in_a_site_leaves_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("/", *"main", "enter", "t", "enter")

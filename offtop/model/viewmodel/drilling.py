@@ -134,7 +134,7 @@ def left(view: View) -> View:
         return replace(view, focus=CATEGORIES)
     if view.category != ALL:
         return at_category(view, ALL)
-    return replace(view, filter=NOTHING, user="", group=None)
+    return replace(view, filter=NOTHING, found="", user="", group=None)
 
 
 def in_mode(view: View, mode: str) -> View:
