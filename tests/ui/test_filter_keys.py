@@ -118,6 +118,14 @@ async def test_n_and_shift_n_step_through_matching_rows() -> None:
 
 
 @asynchronous
+async def test_n_finds_a_row_beyond_the_screen_by_its_where() -> None:
+    table = [Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", ("take",), (99 - n,)) for n in range(10, 40)]
+    async with shown(ScriptedSource(table, ticks=4)) as (app, pilot):
+        await pilot.press("/", *"take", "enter", "N")
+        assert app.view.cursor == 39
+
+
+@asynchronous
 async def test_escape_ends_the_search_with_its_filter() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("slash", *"worker", "enter", "escape")

@@ -104,8 +104,11 @@ class Listing:
         room = max(1, room - (rows.elided is not None))
         cursor = _cursor_row(scene, made, rows)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
-        seen = rows.rows[first : first + room]
+        begin, end = (0, len(rows.rows)) if view.is_searched else (first, first + room)
+        seen = rows.rows[begin:end]
         seen = with_tops(seen, scene, made) if view.lists_sleepers else self._waker_list.with_tops(seen, scene)
+        rows = rows._replace(rows=(*rows.rows[:begin], *seen, *rows.rows[end:]))
+        seen = rows.rows[first : first + room]
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         if view.lists_sleepers and not view.lists_account:
             seen = self._with_places(seen, scene, made, sites)

@@ -63,19 +63,18 @@ class StuckList:
         listed, hidden = some.of(shown), some.of(every & ~shown)
         if view.focus != STUCK:
             return StuckPicture(listed, threads=len(listed.waits), hidden=hidden)
-        is_searched = bool(view.search or view.found)
         groups: Sequence[AlikeWaits] = ()
         opened = view.stuck.alike
         if opened is not None:
             found = self._opened(listed, opened, view, catalog)
             listed, opened = _only(listed, found.rows), found.alike
-        elif view.programs and not is_searched and not view.stuck.opened:
+        elif view.programs and not view.is_searched and not view.stuck.opened:
             groups = alike_waits(listed, self._place_names, catalog)
         cursor = _cursor(listed, groups, view)
         rows = [group.rows[0] for group in groups] if groups else [*range(len(listed.waits))]
         first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
         oldest = _only(listed, rows) if groups else listed
-        named = range(len(rows)) if is_searched else range(len(rows))[first : first + lines]
+        named = range(len(rows)) if view.is_searched else range(len(rows))[first : first + lines]
         rules = {row: self._cause_finder.rule_of(oldest.waits[row].place, catalog) for row in named}
         return StuckPicture(oldest, groups, len(listed.waits), opened, cursor, first, hidden, rules)
 

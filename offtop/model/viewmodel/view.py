@@ -247,6 +247,11 @@ class View:
     """Whether everything shown is compared with the baseline."""
 
     @property
+    def is_searched(self) -> bool:
+        """Whether `n` searches the focused pane: what it searches for may be in any row."""
+        return bool(self.search or self.found)
+
+    @property
     def io_list(self) -> FilesView | DisksView | None:
         """The list of file operations or of requests to disks that has the focus."""
         return self.files if self.focus == FILES else self.disks if self.focus == DISKS else None
