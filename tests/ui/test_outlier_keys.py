@@ -15,6 +15,7 @@ from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
+from offtop.units import NS_PER_S
 from tests.ui import test_disk_keys, test_file_keys
 from tests.ui.scripted import STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
@@ -110,6 +111,25 @@ async def test_newest_outlier_comes_first_and_the_selected_one_is_described_belo
         assert "connection(4268) of mysqld(4242)" in "\n".join(screen(app))
         await pilot.press("down", "up", "end", "home")
         assert app.picture and app.picture.outliers.cursor == 0
+
+
+@asynchronous
+async def test_n_goes_on_from_outliers_that_are_older_than_the_history() -> None:
+    begins = {"lock": 1, "fsync": 6, "disk-read": 30, "net-recv": 36}
+    table = [
+        Waits("db", 42, "db", at, category, "wait", waits_on=True, begins=at, ends=at + 5)
+        for category, at in begins.items()
+    ]
+    triggers = (f"{category}.now > 3s" for category in begins)
+    source = ScriptedSource(table, ticks=44)
+    async with shown(source, history_ns=15 * NS_PER_S, outlier_actions=catching(*triggers)) as (app, pilot):
+        seen = list[int]()
+        for key in "NNNNnnn":
+            await pilot.press(key)
+            cursor = app.view.outliers.cursor
+            seen.append(cursor[0] // 10**9 - 1000 if cursor else 0)
+        assert seen == [40, 34, 10, 5, 10, 34, 40]
+        assert second(app) == 40
 
 
 @asynchronous

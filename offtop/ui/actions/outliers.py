@@ -6,6 +6,7 @@ from offtop.model.outliers.text import one_line
 from offtop.model.values.outlier import Group
 from offtop.model.viewmodel import panes, view_changes
 from offtop.model.viewmodel.outlier_list import which
+from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
@@ -90,7 +91,9 @@ class OutlierTimes:
             return
         here = next((i for i, one in enumerate(every) if which(one) == view.outliers.cursor), None)
         now_ns = picture.common.newest.taken_ns
-        if here is not None and view.paused_at_ns is not None and every[here].worst.taken_ns == now_ns:
+        is_at = view.paused_at_ns is not None and here is not None and every[here].worst.taken_ns == now_ns
+        is_opened = view.focus == OUTLIERS and view.outliers.opened  # it may be older than the history
+        if here is not None and (is_at or is_opened):
             target = here + step
         elif step > 0:
             target = next((i for i, one in enumerate(every) if one.worst.taken_ns > now_ns), len(every))
