@@ -147,6 +147,18 @@ async def test_plus_and_minus_expand_and_collapse_pools() -> None:
 
 
 @asynchronous
+async def test_cursor_stays_in_a_pool_that_is_unfolded_and_folded() -> None:
+    async with shown(farm()) as (app, pilot):
+        await pilot.press("tab", "enter", "home")
+        assert app.view.cursor == POOL
+        await pilot.press("+")
+        assert app.picture and app.picture.listed.ranking.rows[app.picture.listed.cursor].name == "worker-5"
+        await pilot.press("down", "down", "-")
+        assert [row.key for row in app.picture.listed.ranking.rows] == [POOL, ThreadKey(100, 100)]
+        assert app.picture.listed.cursor == 0
+
+
+@asynchronous
 async def test_pool_is_muted_by_its_pattern() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "X")

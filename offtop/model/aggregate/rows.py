@@ -471,7 +471,7 @@ def thread_rows(
         name_of=lambda key: pools[key].family if key in pools else thread_name(ThreadKey(*key), catalog),
         pinned=pinned,
         lifetime=folding.folded(lifetime) if pools and lifetime is not None else lifetime,
-        keep=folding.code(keep) if isinstance(keep, Pool) else keep,
+        keep=folding.code(keep) if isinstance(keep, Pool) else keep and folding.code_of.get(keep, keep),
         now=folding.oldest(now) if now is not None else None,
         accounts=accounts,
     )

@@ -334,15 +334,20 @@ def _pinned_pids(scene: Scene) -> list[int]:
 
 
 def _cursor_row(scene: Scene, made: Folded, rows: Ranking) -> int:
-    """Return the row under the cursor: for a process that has none, that of its program, and the other way round."""
+    """Return the row under the cursor: for what has none, that of its program or pool, and the other way round."""
     view = scene.view
     on = view.thread if view.thread and view.lists_sleepers else view.cursor
     if isinstance(on, int):
         on = made.programs.group_of(on) or on
+    elif isinstance(on, ThreadKey):
+        on = made.pools.group_of(on) or on
     found = next((i for i, row in enumerate(rows.rows) if row.key == on), None)
-    if found is None and isinstance(on, Program) and view.lists_processes:
-        processes = (
-            i for i, row in enumerate(rows.rows) if isinstance(row.key, int) and on.holds(row.key, scene.catalog)
-        )
-        found = next(processes, None)
-    return found or 0
+    if found is None:
+        found = next((i for i, row in enumerate(rows.rows) if _is_in(on, row.key, scene.catalog)), 0)
+    return found
+
+
+def _is_in(group: Key | None, key: Key, catalog: Catalog) -> bool:
+    if isinstance(group, Pool):
+        return isinstance(key, ThreadKey) and group.holds(key, catalog)
+    return isinstance(group, Program) and isinstance(key, int) and group.holds(key, catalog)
