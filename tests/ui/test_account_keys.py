@@ -13,9 +13,10 @@ from offtop.model.aggregate.budget import Rate
 from offtop.model.aggregate.pool import Pool
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Machine
-from offtop.model.viewmodel.view import LIST, View
+from offtop.model.values.wake import OFFWAKE
+from offtop.model.viewmodel.view import LIST, SINCE_START, View
 from tests.ui.scripted import FUTEX, ScriptedSource, Waits
-from tests.ui.shown import asynchronous, crumb_line, pane, screen, shown, top, until
+from tests.ui.shown import QUICK_NS, asynchronous, crumb_line, go_on, pane, screen, shown, top, until
 
 FARM = (
     *(
@@ -144,6 +145,20 @@ async def test_plus_and_minus_expand_and_collapse_pools() -> None:
         assert app.picture is not None and len(app.picture.listed.ranking.rows) == 6
         await pilot.press("minus")
         assert len(app.picture.listed.ranking.rows) == 2
+
+
+@asynchronous
+async def test_account_since_the_start_covers_the_time_in_which_the_mode_was_recorded() -> None:
+    source = farm()
+    view = View(delay_ns=QUICK_NS, span_ns=SINCE_START, pid=100)
+    async with shown(source, view=view, ticks=3) as (app, pilot):
+        source.mode = OFFWAKE
+        await go_on(app, pilot, source, 8)
+        await pilot.press("space")
+        for key, seconds in (("1", 8), ("3", 5)):
+            await pilot.press(key)
+            assert app.picture and app.picture.account
+            assert app.picture.account.account.running_ns == seconds * (5 * 100 + 500) * 1_000_000
 
 
 @asynchronous

@@ -58,7 +58,7 @@ class Seconds:
         self._unfiltered: FilterCache | None = None
 
     def of_all(self, ticks: Sequence[HistoryTick], what: str = "ticks", whole: bool = True) -> Accounts:
-        key = (ticks[0].number, ticks[-1].number, ticks[-1].at_ns)
+        key = (ticks[0].number, ticks[0].span_ns, ticks[-1].number, ticks[-1].at_ns)
         known = self._known.get(what)
         if known is None or known[0] != key:
             known = self._known[what] = key, accounts([tick.window for tick in ticks], whole)
