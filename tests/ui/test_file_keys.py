@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 from offtop.errors import KernelError
 from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Details
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.stack import KERNEL, Frame, Stack
@@ -17,7 +18,7 @@ from offtop.model.viewmodel import io_heat
 from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
-from tests.ui.shown import QUICK_NS, asynchronous, catching, pane, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, catching, go_on, pane, screen, shown, until
 
 MS = 1_000_000
 LOG, TABLE, ODD = FileId(1, 1, 0), FileId(1, 2, 0), FileId(1, 3, 0)
@@ -410,6 +411,19 @@ async def test_heat_map_has_what_passes_the_filter() -> None:
     async with shown(source(), (160, 50), view=view) as (app, pilot):
         await pilot.press("l")
         assert cells(pane(app, FILES)[1:]) == {"8.2us-16us": "█"}
+
+
+@asynchronous
+async def test_heat_map_has_earlier_calls_of_a_user_who_becomes_known_late() -> None:
+    made = source()
+    async with shown(made, (160, 50), view=replace(VIEW, user="alice")) as (app, pilot):
+        await pilot.press("l")
+        assert app.picture and app.picture.heat and app.picture.heat.most == 0
+        catalog = app.picture.common.catalog
+        catalog.details[42] = Details("alice", "db", "/db", 1000)
+        catalog.details_version += 1
+        await go_on(app, pilot, made, 4)
+        assert cell_text(app) == "4,000 calls   most in a cell 4,000"
 
 
 async def marked(app: OfftopApp, source: ScriptedSource, to: int) -> None:

@@ -23,27 +23,33 @@ class IoHeats:
         self._selection: object = None
         self._histograms: dict[int, int] = {}
         """By number of the tick: calls or requests that ended in it."""
+        self._versions: dict[int, int] = {}
+        """By number of the tick: what was known when its histogram was made (Catalog.details_version)."""
 
     def of(self, scene: Scene, room: Room, row: FileKey | DiskKey | None) -> Heat:
         """Return the heat map of `row`, or of all rows."""
         view, (columns, rows), end_ns = scene.view, room.heat, scene.newest.at_ns
         selection = view.focus, row, view.filter, view.user, view.disks.by_thread
         if selection != self._selection:
-            self._selection, self._histograms = selection, {}
+            self._selection, self._histograms, self._versions = selection, {}, {}
+        filters = row_filters(view)
+        version = scene.catalog.details_version if any(one.needs_details for one in filters) else 0
         ticks = self._history.last(columns * room.heat_cell_ns, end_ns)
         mode, left = MODE_OF_LIST[view.focus], _MOST_ROWS
-        for tick in reversed(ticks):
+        for tick in sorted(ticks, key=lambda tick: (self._versions.get(tick.number, -1), -tick.number)):
             activity = activity_of(tick.header, mode)
-            if activity is None or tick.number in self._histograms:
+            if activity is None or self._versions.get(tick.number) == version:
                 continue
             if left <= 0:
                 break
             left -= len(activity.totals)
-            catalog, filters = tick.header.catalog, row_filters(view)
+            catalog = tick.header.catalog
             listed = rows_of(activity, tick.span_ns, catalog, filters, by_thread=view.disks.by_thread)
             self._histograms[tick.number] = sum(one.totals.histogram for one in listed.rows if row in (None, one.key))
+            self._versions[tick.number] = version
         oldest = self._history.oldest
         if oldest:
-            self._histograms = {number: one for number, one in self._histograms.items() if number >= oldest.number}
+            for number in [one for one in self._histograms if one < oldest.number]:
+                del self._histograms[number], self._versions[number]
         counted = {tick.number for tick in ticks if activity_of(tick.header, mode) is not None}
         return heats.heat(ticks, self._histograms, counted, columns, room.heat_cell_ns, end_ns, rows)
