@@ -120,7 +120,8 @@ def _things(waits: WaitList, catalog: Catalog) -> tuple[list[tuple[str, int]], I
 
     A thing is a futex with its address, or the name of a kernel function with 0; the name may be unknown, so empty.
     """
-    is_futex = np.isin(waits.rows[:, CALL], [call for call, name in catalog.calls.items() if name == FUTEX])
+    calls: list[int] = np.unique(waits.rows[:, CALL]).tolist()  # the reading thread adds to those of the catalog
+    is_futex = np.isin(waits.rows[:, CALL], [call for call in calls if catalog.calls.get(call) == FUTEX])
     things = np.zeros((len(waits), 3), np.int64)
     things[:, 0], things[is_futex, 1] = is_futex, waits.rows[is_futex, ARGUMENTS]
     things[~is_futex, 2] = waits.rows[~is_futex, KERNEL]

@@ -1,6 +1,7 @@
 """Pools: a process with worker-1 to worker-5, of which 4 wait for one futex, and a main thread."""
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -26,8 +27,17 @@ def catalog() -> Catalog:
     made.comms = {MAIN: "server", **{key: f"worker-{key.tid - 100}" for key in WORKERS}}
     made.stacks[FUTEX_STACK] = Stack((Frame(KERNEL, 0, "futex_do_wait"),), category="lock")
     made.stacks[PIPE_STACK] = Stack((Frame(KERNEL, 0, "anon_pipe_read"),), category="pipe")
-    made.calls[CALL] = "futex"
+    made.calls = _Growing({CALL: "futex"})
     return made
+
+
+class _Growing(dict[int, str]):
+    """Another thread adds to it at any time, so iterating over it may fail."""
+
+    def __iter__(self) -> NoReturn:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    items = keys = values = __iter__  # pyright: ignore[reportAssignmentType]
 
 
 def waits_at(key: ThreadKey, stack: int = FUTEX_STACK, address: int = 0) -> Waiting:
