@@ -257,6 +257,16 @@ def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 @asynchronous
+async def test_long_filter_leaves_room_for_the_selection_and_the_pin() -> None:
+    view = View(delay_ns=QUICK_NS, filter=parse("comm=shop*,mysql*,postgres* cat!=poll,sleep,child stack!=*epoll*"))
+    async with shown(ScriptedSource(SHOP, ticks=4), view=view) as (app, pilot):
+        await pilot.press("tab", "enter", "enter")
+        assert crumb_line(app) == "All > shop(100) > worker-1(101) filter comm=shop*,mysql*,post…  0.80 pass  pin -"
+        await pilot.press("/", *"worker-1")
+        assert crumb_line(app) == "All > shop(100) > worker filter comm=shop*,m…  search worker-1  0.80 pass  pin -"
+
+
+@asynchronous
 async def test_unknown_user_is_refused() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (120, 30)) as (app, pilot):
         await pilot.press("u", *"nosuch", "enter")

@@ -5,6 +5,8 @@ from datetime import datetime
 from itertools import groupby, product
 from operator import itemgetter
 
+from rich.cells import cell_len
+
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_name
@@ -42,6 +44,8 @@ _MUCH_UNEXPLAINED_PCT = 2.0
 """Least share of unexplained CPU time that is reported."""
 _LEAST_BOTH = 60
 """Least screen columns to show the window beside the sampling rate."""
+_LEAST_TYPED = 20
+"""Least cells for a filter, beside the selection and the pin."""
 _LEAST_NAME = 24
 """Least cells for the name of the --within function."""
 
@@ -373,9 +377,8 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     left: Spans = [(" > ".join(words), "crumb")]
     right: Spans = []
     chosen = view.group[1] if view.group else view.filter  # a selected cgroup is named at the left already
-    for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
-        if text:
-            right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
+    typed = [("filter", chosen.text), ("user", view.user), ("search", view.search)]
+    texts = [printable(f"{word} {text}", glyphs.is_ascii) for word, text in typed if text]
     if (view.filter.chooses_waits or view.user) and not view.selects_by_filter:  # it would be the selection's time
         right.append((f"{threads(average(common.totals.passing_ns, common.span_ns))} pass  ", "filter"))
     if view.zoomed:
@@ -394,9 +397,16 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
         (f"  sort {sort}{' reversed' if is_reversed else ''}", "dim"),
     ]
-    if width_of(left) + width_of(right) >= layout.width:
+    room = layout.width - 1 - width_of(left) - width_of(right) - sum(cell_len(text) + 2 for text in texts)
+    if room < 0:
+        room += width_of(right[-1:])
         right = right[:-1]
-    return spread(left, right, layout.width)
+    for at, text in enumerate(texts):
+        width = cell_len(text)
+        cells = max(min(width, _LEAST_TYPED), width + min(0, room))
+        texts[at] = fit(text, cells, glyphs)
+        room += width - cells
+    return spread(left, [*((f"{text}  ", "filter") for text in texts), *right], layout.width)
 
 
 def normal(baseline: Baseline, glyphs: Glyphs) -> str:
