@@ -200,6 +200,18 @@ async def test_rows_are_filtered_by_numbers_and_the_rest_is_summed_up() -> None:
 
 
 @asynchronous
+async def test_sums_of_rows_have_their_total_since_the_start() -> None:
+    view = View(delay_ns=QUICK_NS, sort="TOTAL", filter=parse("max>100ms"))
+    async with shown(ScriptedSource(SHOP, ticks=12), view=view) as (app, _):
+        (whole,) = (line.split() for line in pane(app, CATEGORIES) if line.startswith("> all"))
+        assert whole[1:5] == ["all", "1.00", "100%", "███"] and whole[5] == "12.0s"
+        assert [line.split()[:5] for line in rows_of(app, LIST)] == [
+            ["100", "shop", "0.80", "9.60s", "200ms"],
+            ["1", "more", "0.20", "2.40s", "100ms"],
+        ]
+
+
+@asynchronous
 async def test_no_match_is_reported_and_escape_clears_the_filter() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("\\", *"comm=foo", "enter")

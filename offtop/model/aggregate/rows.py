@@ -237,6 +237,8 @@ def ranked(
     span_ns = row_of(next(iter(table)), NO_PART).span_ns
     oldest = max((ages[key] for key in table if key not in shown and key in ages), default=NO_AGE)
     elided = Row(ALL, f"{elided_count} more", span_ns, rest, whole.total_ns, rows=elided_count, now=oldest)
+    if lifetime is not None:
+        elided = elided._replace(lifetime_ns=sum(lifetime.get(key, NO_PART)[1] for key in table.keys() - shown))
     if accounts is not None:
         elided = elided._replace(
             account=_sum_of_accounts([accounts[key] for key in (table.keys() - shown) & accounts.keys()])
@@ -583,9 +585,12 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
     count, rest = sum(row.rows or 1 for row in others), total(row.part for row in others)
     oldest = max(row.now for row in others)
     made = Row(ALL, f"{count} more", others[0].span_ns, rest, whole_ns, rows=count, now=oldest)
-    ready_ns = sum(row.ready_ns for row in others)
-    before = summed([row.before for row in others])
-    return made._replace(account=_sum_of_accounts([row.account for row in others]), ready_ns=ready_ns, before=before)
+    return made._replace(
+        account=_sum_of_accounts([row.account for row in others]),
+        ready_ns=sum(row.ready_ns for row in others),
+        before=summed([row.before for row in others]),
+        lifetime_ns=sum(row.lifetime_ns for row in others),
+    )
 
 
 def place_rows(

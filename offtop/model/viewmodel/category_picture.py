@@ -25,16 +25,20 @@ class CategoriesPicture:
     """By category, over the last minute; breakdown.ALL is the sum."""
     oldest: Age
     """Oldest wait of everything shown."""
+    lifetime_ns: int
+    """Time of all categories since the start, for TOTAL; 0 unless that is needed."""
 
 
 def categories_picture(scene: Scene, room: Room) -> CategoriesPicture:
     ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=scene.view.idle_shown)))
-    ranking = _ranking(scene, room.categories, ages)
-    return CategoriesPicture(ranking, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE))
+    ever = scene.filter_cache.chosen(scene.ever) if scene.ever else None
+    ranking = _ranking(scene, room.categories, ages, ever)
+    lifetime_ns = _waiting_ns(ever, scene.view.idle_shown)[ALL] if ever else 0
+    return CategoriesPicture(ranking, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE), lifetime_ns)
 
 
-def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age]) -> Ranking:
-    view, ever, comparison = scene.view, scene.ever, scene.comparison
+def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age], ever: Parts | None) -> Ranking:
+    view, comparison = scene.view, scene.comparison
     return category_rows(
         replace(scene.breakdown, categories=scene.chosen),
         Order(
@@ -43,7 +47,7 @@ def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age]) -> Ranking:
             compare=comparison.categories() if comparison else None,
         ),
         idle_shown=view.idle_shown,
-        lifetime=replace(scene.breakdown, categories=scene.filter_cache.chosen(ever)) if ever else None,
+        lifetime=replace(scene.breakdown, categories=ever) if ever is not None else None,
         keep=view.category,
         now=ages,
     )

@@ -159,6 +159,7 @@ def categories(shown: CategoriesPicture, common: Common, pen: Pen) -> list[Line]
         common.span_ns,
         ranking.whole,
         ranking.whole.total_ns,
+        lifetime_ns=shown.lifetime_ns,
         now=shown.oldest,
         before=ranking.before,
     )

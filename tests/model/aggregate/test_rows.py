@@ -83,6 +83,8 @@ def test_each_sort_and_its_reverse() -> None:
     for sort, tids in expected.items():
         ranking = thread_rows(THREADS, SECOND, BOOK, Order(sort), lifetime=lifetime, now=now)
         assert [row.key.tid for row in ranking.rows if isinstance(row.key, ThreadKey)] == tids
+        rest = thread_rows(THREADS, SECOND, BOOK, Order(sort, limit=2), lifetime=lifetime, now=now)
+        assert rest.elided and rest.rows[0].lifetime_ns + rest.elided.lifetime_ns == 10
         back = thread_rows(THREADS, SECOND, BOOK, Order(sort, reverse=True), lifetime=lifetime, now=now)
         assert keys(back) == keys(ranking)[::-1]
 
