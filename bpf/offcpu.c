@@ -51,7 +51,8 @@
  *                           kernel cannot create task storage safely here, or because records are used from another
  *                           thread's context, or listed
  *   CHANGED, CHANGED_PER_CPU    entries of `changed`, and how many of them each CPU writes; user space writes those
- *                           behind them. Without records in task storage and task_from_pid(), all threads are visited
+ *                           behind them. All threads are visited in a container, and without records in task storage or
+ *                           task_from_pid()
  *   MAY_GOTO                the verifier knows the instruction may_goto (ROUNDS in offcpu.h)
  *   NAMESPACE               show ids of this pid namespace (namespace.h)
  */

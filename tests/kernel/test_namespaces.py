@@ -340,9 +340,11 @@ def test_threads_of_a_nested_namespace_have_our_ids(family: Path) -> None:
 def test_a_kernel_without_the_needed_functions_counts_only_the_container(family: Path) -> None:
     script = """
 import json
+from offtop.kernel.accounting import changed_threads
 from offtop.kernel.bpf import pid_namespace as namespace
 from tests.kernel import watch
-namespace.FUNCTIONS["TASK_FROM_PID"] = "no_such_function"
+namespace.FUNCTIONS["TASK_ITER_NEW"] = "no_such_function"
+changed_threads.threads_now = lambda: 1 << 30  # the host has many
 with watch.watching() as live:
     live.tick(0.2)
     window = live.tick(0.2)

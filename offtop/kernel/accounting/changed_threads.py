@@ -19,11 +19,18 @@ class ChangedThreads:
         self._list, self._counts, self._link = program.maps["changed"], program.maps["changes"], link
         self._running = set[int]()
         """Tids of the threads that were on a CPU at the last scans of waits in progress and of a buffer. If one still
-        is at the end of the next tick, BPF has noted nothing of it."""
+        is at the end of the next tick, BPF may have noted nothing of it."""
+        self._queued = set[int]()
+        """Those that were queued for their first CPU at the last scan of waits in progress. BPF notes nothing when they
+        get it."""
 
     def note_running(self, tids: Ints) -> None:
         """Note threads that a scan has found on a CPU."""
         self._running.update(tids.tolist())
+
+    def note_queued(self, tids: Ints) -> None:
+        """Note the new threads that a scan of waits in progress has found queued, in place of those of the last one."""
+        self._queued = {*tids.tolist()}
 
     def forget_running(self) -> None:
         """Forget these threads, because another scan finds them again."""
@@ -37,7 +44,7 @@ class ChangedThreads:
         key = buffer.to_bytes(4, "little")
         counts = np.frombuffer(self._counts.lookup(key) or b"", np.uint64)
         self._counts.update(key, bytes(counts.nbytes))
-        running, entries, room = [*self._running], self._list.entries, map_sizes.RUNNING * len(counts)
+        running, entries, room = self._running | self._queued, self._list.entries, map_sizes.RUNNING * len(counts)
         if (counts > entries // len(counts) - map_sizes.RUNNING).any() or len(running) > room:
             return False
         for at, tid in enumerate(running, entries - room):

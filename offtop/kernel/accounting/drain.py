@@ -33,7 +33,7 @@ from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.map_sizes import threads_now
 from offtop.kernel.bpf.program import Program
-from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, chosen, ids_of, scan_of
+from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, Scan, chosen, ids_of, scan_of
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.resolve.sites import Sites
@@ -126,6 +126,8 @@ class Drain:
         self._note(scan.tasks, ran, started)
         new = chosen(scan.tasks, scan.tasks["state"] & layout.TASK_NEW != 0)
         self._begin(ids_of(new), new["start_ns"])
+        if self._changed and raw_scan:
+            self._changed.note_queued(new["tid"])
         changes = layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER
         return self._scanned.of(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
 
@@ -164,7 +166,7 @@ class Drain:
         threads, also if only few have changed.
         """
         scan = scan_of(self._scan_buffer(buffer, alone, every))
-        self._note(scan.tasks, ran, started)
+        self._note(_visited_once(scan), ran, started)
         tasks, records = chosen(scan.tasks, scan.of_threads), scan.threads
         ids = ids_of(tasks)
         if self._changed:
@@ -375,6 +377,17 @@ class Drain:
             self._clock_offset_ns = least - (1 << 64) if least >> 63 else least
             self._maps["clock_offset"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_offset_ns
+
+
+def _visited_once(scan: Scan) -> Rows:
+    """Return the tasks of a scan without those that it found to have run after it had read their record.
+
+    It may visit a thread twice, because it was noted and may have done nothing but run.
+    """
+    tasks = scan.tasks
+    has_run = np.flatnonzero(tasks["flags"] & layout.SCANNED_RAN)
+    again = has_run[np.isin(tasks["tid"][has_run], tasks["tid"][scan.of_threads])]
+    return chosen(tasks, np.delete(np.arange(len(tasks)), again)) if len(again) else tasks
 
 
 def _those_among(keys: Sequence[ThreadKey], ids: Ints) -> set[ThreadKey]:

@@ -16,6 +16,7 @@ RULES, SPACES = 65_536, 16_384
 evicted."""
 MEMOS = 8192
 """Threads whose last user stack, or kernel stack, is kept, where that is not in task storage."""
+_LEAST_CHANGED = 256
 RUNNING = 4
 """Threads per CPU for which a list of changed threads has room besides, because they may have done nothing but run."""
 PYTHON_PROCESSES, PYTHON_THREADS = 4096, 16_384
@@ -56,10 +57,9 @@ class Sizes:
     kernel_stacks: int = 0
     """0: as many as `stacks`."""
 
-    @property
-    def changed(self) -> int:
-        """Threads with something to report that are noted, on all CPUs together."""
-        return self.threads // 4
+    def changed_per_cpu(self, cpus: int) -> int:
+        """Return how many threads with something to report each CPU can note."""
+        return max(_LEAST_CHANGED, self.threads // 4 // cpus)
 
     def defines(self) -> dict[str, int]:
         """Return the macros that bpf/offcpu.c needs."""
@@ -129,7 +129,7 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool)
         yield "record", _hash_bytes(8, _RECORD_BYTES, sizes.threads, cpus)
         yield "memos", _hash_bytes(8, layout.MEMO.size, MEMOS, cpus, is_lru=True)
     else:
-        yield "changed", layout.CHANGED.size * sizes.changed
+        yield "changed", layout.CHANGED.size * (sizes.changed_per_cpu(cpus) + RUNNING) * cpus
     yield "thresholds", _hash_bytes(*layout.OUTLIER_SIZES["thresholds"], THRESHOLDS, cpus)
     yield "rules", _hash_bytes(*layout.UNWIND_SIZES["rules"], RULES, cpus, is_lru=True)
     yield "spaces", _hash_bytes(*layout.UNWIND_SIZES["spaces"], SPACES, cpus, is_lru=True)

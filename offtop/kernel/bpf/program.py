@@ -418,8 +418,8 @@ def _attach_with_fewer_features(probe: str, features: Features, *rest: Any) -> P
 
     Without may_goto, kernel stacks are not verified; without task_functions, scans visit all threads.
     """
-    fewer = replace(features, task_functions={})
-    ways = [features, fewer, replace(fewer, may_goto=False)]
+    without: list[dict[str, Any]] = [{}, {"task_functions": {}}, {"may_goto": False}]
+    ways = [replace(features, **one) for one in [*without, without[1] | without[2]]]
     ways = [way for number, way in enumerate(ways) if way not in ways[:number]]
     for way in ways[:-1]:
         with contextlib.suppress(_LoadError):
@@ -449,9 +449,10 @@ def _attach_with_probe(
         raw["on_fork"] = "sched_process_fork"
     macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features, probe), **defines}
     iterated = {"bpf_iter__bpf_map_elem": "record"} if kfuncs else {}
-    if features.task_functions and not in_hash and "WITHIN" not in defines:  # WITHIN looks at the calls of all threads
+    # The calls in progress of all threads are looked at (WITHIN), and threads are found by the host's tids.
+    if features.task_functions and not in_hash and not defines.keys() & {"WITHIN", "NAMESPACE"}:
         iterated, kfuncs = {"bpf_iter__bpf_map_elem": "changed"}, [*features.task_functions.values()]
-        per_cpu = -(-sizes.changed // possible_cpus())
+        per_cpu = sizes.changed_per_cpu(possible_cpus())
         room = {"CHANGED": (per_cpu + map_sizes.RUNNING) * possible_cpus(), "CHANGED_PER_CPU": per_cpu}
         macros |= {**features.task_functions, **room}
     kprobes = {"on_finish": features.kprobe_symbol} if probe == "kprobe" else {}

@@ -62,7 +62,7 @@ class KnownPaths:
         self._machine = machine
         self._paths: dict[tuple[int, int], list[Path]] = {}
         self.learned = 0
-        """How many paths were new when they were added."""
+        """How many paths were new when they were added, of leaves with room for more."""
 
     def add(self, space: int, steps: Sequence[tuple[int, Rule]], span_bytes: int, frames: Sequence[Frame]) -> None:
         """Keep the path of a stack; the arguments are as in Path."""
@@ -72,7 +72,7 @@ class KnownPaths:
         leaf, path = (space, steps[0][0]), Path(tuple(steps), span_bytes, tuple(frames))
         known = self._paths.pop(leaf, [])
         others = [one for one in known if one.steps != path.steps]
-        self.learned += len(others) == len(known)
+        self.learned += len(others) == len(known) < _MOST_PATHS
         self._paths[leaf] = [path, *others][:_MOST_PATHS]
         if len(self._paths) > _MOST_LEAVES:
             del self._paths[next(iter(self._paths))]

@@ -178,8 +178,8 @@ class UserStacks:
         """Stacks of those that took one."""
         self._strayed: list[_Waits] = []
         """Those that took none, or were not compared."""
-        self._compared_paths = 0
-        """How many paths were known when waits were last compared with them."""
+        self._learned = set[int]()
+        """Instructions at which a path was learned since the waits there were compared with known ones."""
         self._unread = [_NO_WAITS]
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
@@ -256,10 +256,11 @@ class UserStacks:
             due = due.of(np.argsort(due.switched_out_ns, kind="stable"))
             every = _Waits.all([self._requested, due])
             every = every.of(every.in_progress(known)[0])
-            if self._unwinder.learned_paths != self._compared_paths:  # some may take a path that was learned since then
-                is_alike = every.are_alike()
-                self._alike = _Waits.all([self._alike, every.of(is_alike)])
+            if self._learned and self._allowance.is_left:
+                is_alike = every.are_alike() & np.isin(every.registers["ip"], np.array([*self._learned], np.uint64))
+                self._alike = _Waits.all([every.of(is_alike), self._alike])  # of a thread, the newer wait is kept
                 every = every.of(~is_alike)
+                self._learned.clear()
             self._requested = every.of(slice(_MOST_REQUESTED))
             self._young.append(every.of(slice(_MOST_REQUESTED, None)))
             self._worker.wake()
@@ -447,7 +448,7 @@ class UserStacks:
     def _run(self, unwinder: Unwinder, worker: Worker) -> None:
         unwinder.start()
         for work in worker.requests(partial(self._next, unwinder)):
-            began_s, found = unwinder.used_s, None
+            began_s, learned, found = unwinder.used_s, unwinder.learned_paths, None
             pid, followed, strayed = _pid_of(work), list[ReadStack](), _NO_WAITS
 
             def note_read(of_pid: int) -> None:
@@ -477,9 +478,11 @@ class UserStacks:
                     break
                 self._reading = None
                 if isinstance(work, _Alike):
-                    self._following, self._compared_paths = _NO_WAITS, unwinder.learned_paths
+                    self._following = _NO_WAITS
                     self._followed += followed
                     self._strayed.append(strayed)
+                elif isinstance(work, _Waits) and unwinder.learned_paths != learned:
+                    self._learned.update(work.registers["ip"].tolist())
                 self._unwound += not isinstance(work, _Unnamed | _Alike) or sum(len(one.ids) for one in followed)
                 if isinstance(found, ReadStack):
                     self._found.append(found)

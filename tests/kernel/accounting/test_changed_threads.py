@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from offtop.kernel.accounting import changed_threads
 from offtop.kernel.accounting.changed_threads import ChangedThreads
-from offtop.kernel.bpf import layout, libbpf
+from offtop.kernel.accounting.drain import _visited_once  # pyright: ignore[reportPrivateUsage]
+from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.map_sizes import RUNNING
+from offtop.kernel.bpf.scan_rows import STACK_ROW, TASK_ROW, THREAD_ROW, Scan
 from offtop.model.values.table import integers
 from tests.kernel import programs, watch
 from tests.kernel.watch import MS, Watch
@@ -79,6 +82,31 @@ def test_threads_that_may_only_have_run_are_added_until_they_are_forgotten(
     some.forget_running()
     assert some.take(buffer)
     assert not tids.values
+
+
+def test_threads_queued_for_their_first_cpu_are_added_until_the_next_scan_of_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changed_threads, "threads_now", lambda: 10_000)
+    changes, tids = Written(counts(0, 0), counts(0, 0)), Written()
+    some = list_of(changes, tids)
+    for queued in ([7, 8], [9]):
+        some.note_queued(np.array(queued))
+        for _ in range(2):
+            tids.values.clear()
+            assert some.take(0)
+            assert sorted(layout.CHANGED.unpack(value)[0] for value in tids.values.values()) == queued
+            some.forget_running()
+
+
+def test_a_thread_that_is_visited_twice_has_run_once() -> None:
+    """The second time its record is empty, and it has run on."""
+    tasks = np.zeros(4, TASK_ROW)
+    tasks["tid"] = [7, 8, 7, 9]
+    tasks["flags"] = [layout.SCANNED_THREAD, layout.SCANNED_THREAD, layout.SCANNED_RAN, layout.SCANNED_RAN]
+    nothing = np.empty(0, np.int64)
+    scan = Scan(tasks, np.array([0, 1]), np.zeros(2, THREAD_ROW), nothing, np.zeros(0, STACK_ROW), {})
+    assert _visited_once(scan)["tid"].tolist() == [7, 8, 9]
 
 
 def test_all_threads_are_visited_if_more_may_have_run_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +210,11 @@ def test_a_thread_that_calls_exec_is_visited_under_its_new_tid(live: Watch, list
 
 @pytest.mark.kernel
 def test_entries_are_removed_once_they_are_visited(live: Watch, lists_few: Callable[[], int]) -> None:
-    tids = live.source._parts.program.maps["changed"]  # pyright: ignore[reportPrivateUsage]
-
-    def noted() -> int:
-        raw = b"".join(bytes(values) for _, values in tids.read())
-        return sum(any(one) for one in layout.CHANGED.iter_unpack(raw))
-
-    for _ in range(4):
+    parts = live.source._parts  # pyright: ignore[reportPrivateUsage]
+    for _ in range(6):
+        ticks = lists_few()
         live.tick(0.2)
+        raw = b"".join(bytes(values) for _, values in parts.program.maps["changed"].read())
+        noted = [tids[1 - parts.drain._flips % 2] for tids in layout.CHANGED.iter_unpack(raw)]  # pyright: ignore[reportPrivateUsage]
+        assert lists_few() == ticks or not any(noted)
     assert lists_few() >= 3
-    assert noted() < libbpf.Map(tids.fd).entries / 8

@@ -289,6 +289,32 @@ def test_waits_that_strayed_take_a_path_that_is_learned_later() -> None:
         reader.close()
 
 
+def test_a_wait_that_was_noted_later_is_compared_in_place_of_the_threads_last_one() -> None:
+    unwinder = LateUnwinder([0] * 20)
+    reader = UserStacks(cast(Unwinder, unwinder), Allowance(100))
+    registers = np.zeros(20, REGISTERS_ROW)
+    registers["ip"], registers["sp"] = CODE, SP
+
+    def note(number: int) -> dict[ThreadKey, Waiting]:
+        registers["pcount"] = number
+        waiting = {
+            ThreadKey(1, tid): Waiting(SiteKey(1, tid, 3, NO_STACK), number * S, number * S) for tid in range(20)
+        }
+        reader.note_waits(WaitList.of(waiting.values()).rows, registers)
+        return waiting
+
+    try:
+        first = note(1)
+        reader.followed()
+        with reader._changed:  # pyright: ignore[reportPrivateUsage]  # the thread takes no work meanwhile
+            note(2)
+            reader._learned.add(CODE)  # pyright: ignore[reportPrivateUsage]
+            reader.read(first, S)
+            assert reader._alike.registers["pcount"].tolist() == [2] * 20  # pyright: ignore[reportPrivateUsage]
+    finally:
+        reader.close()
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("scanned_per_read", [0, 1 << 30])
 def test_threads_that_have_run_since_they_were_noted_are_known(
