@@ -290,27 +290,34 @@ def test_waits_that_strayed_take_a_path_that_is_learned_later() -> None:
 
 
 def test_a_wait_that_was_noted_later_is_compared_in_place_of_the_threads_last_one() -> None:
-    unwinder = LateUnwinder([0] * 20)
-    reader = UserStacks(cast(Unwinder, unwinder), Allowance(100))
+    compared = list[list[int]]()
+
+    class Noting(LateUnwinder):
+        def follow_known_paths(
+            self, ids: Ints, registers: Rows, note_read: Callable[[int], None]
+        ) -> Iterator[tuple[UnwoundStack, Ints]]:
+            compared.append(registers["pcount"].tolist())
+            return super().follow_known_paths(ids, registers, note_read)
+
+    reader = UserStacks(cast(Unwinder, Noting([0] * 20)), Allowance(100))
     registers = np.zeros(20, REGISTERS_ROW)
     registers["ip"], registers["sp"] = CODE, SP
 
     def note(number: int) -> dict[ThreadKey, Waiting]:
         registers["pcount"] = number
-        waiting = {
-            ThreadKey(1, tid): Waiting(SiteKey(1, tid, 3, NO_STACK), number * S, number * S) for tid in range(20)
-        }
-        reader.note_waits(WaitList.of(waiting.values()).rows, registers)
-        return waiting
+        waits = [Waiting(SiteKey(1, tid, 3, NO_STACK), number * S, number * S) for tid in range(20)]
+        reader.note_waits(WaitList.of(waits).rows, registers)
+        return {one.site.thread: one for one in waits}
 
     try:
         first = note(1)
         reader.followed()
-        with reader._changed:  # pyright: ignore[reportPrivateUsage]  # the thread takes no work meanwhile
+        with reader._changed:  # pyright: ignore[reportPrivateUsage]  # the thread takes no work before all is prepared
             note(2)
             reader._learned.add(CODE)  # pyright: ignore[reportPrivateUsage]
-            reader.read(first, S)
-            assert reader._alike.registers["pcount"].tolist() == [2] * 20  # pyright: ignore[reportPrivateUsage]
+            reader.read(first, 9 * S)
+        reader.followed()
+        assert compared[-1] == [2] * 20
     finally:
         reader.close()
 
