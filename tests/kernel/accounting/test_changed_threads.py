@@ -118,13 +118,13 @@ def test_all_threads_are_visited_if_more_may_have_run_than_there_is_room_for(mon
 
 SPINS_AND_SLEEPS = r"""
 #include <pthread.h>
-#include <sched.h>
+#include <sys/resource.h>
 static pthread_barrier_t told;
 static void *spins(void *unused)
 {
 	tell("spins", (void *)(long)gettid());
 	pthread_barrier_wait(&told);
-	sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){1}); /* so that nothing preempts it */
+	setpriority(PRIO_PROCESS, 0, -20); /* so that others preempt it seldom */
 	for (;;)
 		__asm__ volatile("");
 }
@@ -186,8 +186,8 @@ def test_only_threads_that_have_changed_are_visited_and_none_is_missed(
         after = watch.switches(child.at["sleeps"])[0]
         ran_ns = [watch.thread(window, child.at["spins"]).running_ns for window in windows]
         waits = sum(watch.thread(window, child.at["sleeps"]).waits for window in windows)
-    assert lists_few() >= 15
-    assert sum(ns > 10 * MS for ns in ran_ns) >= 15, ran_ns
+    assert lists_few() >= 5
+    assert sum(ns > MS for ns in ran_ns) >= 15, ran_ns
     assert waits >= 0.8 * (after - before) >= 100
 
 
