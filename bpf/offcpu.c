@@ -10,6 +10,7 @@
  *                  PROBE_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
  *   wakeup         WAKING        raw_tp sched_waking, always attached: with PROBE_SWITCH, or without run_delay
  *                  TYPED_WAKING  tp_btf sched_waking, attached while wakers are on (waker.c)
+ *   migration      DELAYS_DEQUEUE: raw_tp or tp_btf sched_migrate_task
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
  *   scan           iterator over tasks, or over `changed`, two or three times a tick (scan.c)
  *
@@ -53,6 +54,7 @@
  *   CHANGED, CHANGED_PER_CPU    entries of `changed`, and how many of them each CPU writes; user space writes those
  *                           behind them. All threads are visited in a container, and without records in task storage or
  *                           task_from_pid()
+ *   DELAYS_DEQUEUE          a thread that sleeps may stay in the run queue for some time
  *   MAY_GOTO                the verifier knows the instruction may_goto (ROUNDS in offcpu.h)
  *   NAMESPACE               show ids of this pid namespace (namespace.h)
  */
@@ -340,7 +342,9 @@ static __always_inline void switch_in(void *ctx, struct config *c, struct record
 		e->runqueue_ns = woken_ns < switched_out_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
 #else
 		u64 runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
-		if (runqueue_ns < off_ns)
+		if (r->run_delay_ns == UNKNOWN_DELAY)
+			e->runqueue_ns = 0;
+		else if (runqueue_ns < off_ns)
 			e->runqueue_ns = runqueue_ns;
 #endif
 	} else {
@@ -501,6 +505,28 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 #endif
 	return 0;
 }
+
+#ifdef DELAYS_DEQUEUE
+/*
+ * A thread is being moved to another CPU. If it sleeps, its dequeueing was delayed, and the kernel counts it as queued
+ * from now on, until it runs (sched_info_enqueue in enqueue_task, kernel/sched/core.c): for how long it will really be
+ * queued is unknown. It has been the same for all tools that use run_delay since 152e11f6df29 (6.12).
+ */
+int on_migrate(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 state = 0;
+	struct task_struct *task;
+
+	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* as in on_waking() */
+	bpf_probe_read_kernel(&state, sizeof(state), (char *)task + TASK_STATE);
+	if (!state || state & (TASK_WAKING | TASK_NEW | TASK_DEAD))
+		return 0;
+	struct record *r = record_of(task, false);
+	if (r && r->switched_out_ns)
+		r->run_delay_ns = UNKNOWN_DELAY;
+	return 0;
+}
+#endif
 
 #if defined(WAKING) || defined(TYPED_WAKING)
 /* A thread is being woken. Runs in the context of its waker, or in an interrupt. */

@@ -289,7 +289,7 @@ static __always_inline bool fill_wait(struct task_struct *task, struct scanned_t
 	if (!out->state || r->state & RUNNING) {
 		out->flags |= SCANNED_RUNNABLE;
 #ifdef LAST_QUEUED
-		if (!(r->state & RUNNING))
+		if (!(r->state & RUNNING) && r->run_delay_ns != UNKNOWN_DELAY)
 			out->queued_ns = MEMBER(u64, task, LAST_QUEUED);
 #endif
 	}

@@ -73,6 +73,11 @@ class Features:
     """Offset of the base of thread-local storage, which is the value of pthread_self(). Only on x86-64."""
     own_id: Mapping[str, int]
     """Without fs_base: offsets that lead from a task to its id in its own pid namespace, as gettid() returns it."""
+    delays_dequeue: bool
+    """A thread that sleeps may stay in the run queue for some time (152e11f6df29, 6.12). If it is moved to another CPU
+    then, its run_delay grows until it runs."""
+    migrate_type: int | None
+    """BTF id of the type of the tracepoint sched_migrate_task."""
     waking_type: int | None
     """BTF id of the type of the tracepoint sched_waking, which gives a program there typed arguments."""
     files: Mapping[str, int]
@@ -196,6 +201,8 @@ def detect(types: KernelTypes) -> Features:
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
         own_id=_own_id(types) if fs_base is None else {},
+        delays_dequeue=types.offset("sched_entity", "sched_delayed") is not None,
+        migrate_type=types.tracepoint_type("sched_migrate_task"),
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
         paths=_all_of(types, _PATHS),

@@ -444,6 +444,11 @@ def _attach_with_probe(
         raw["on_waking"] = "sched_waking"
     # Programs can only access the task storage of the current thread, and user space cannot list it.
     in_hash = waking or bool(kfuncs) or not features.task_storage
+    typed: dict[str, list[Any]] = {}
+    if features.delays_dequeue and not waking and in_hash:
+        raw["on_migrate"] = "sched_migrate_task"
+    elif features.delays_dequeue and not waking and features.migrate_type is not None:
+        typed["on_migrate"] = ["sched_migrate_task", features.migrate_type]
     uses_rules = unwind.uses_rules(features)
     if uses_rules:
         raw["on_fork"] = "sched_process_fork"
@@ -461,7 +466,7 @@ def _attach_with_probe(
         "headers": str(paths.bpf() / "headers"),
         "flags": [f"-D{name}={value}" for name, value in macros.items()],
         "raw_tracepoints": raw,
-        "typed_tracepoints": {},
+        "typed_tracepoints": typed,
         "shared_maps": {},
         "inner_maps": {"barrier": "barrier_inner"},
         "bpf_syscall": syscalls.number_of("bpf"),
@@ -488,7 +493,9 @@ def _attach_with_probe(
     try:
         for symbol in kprobes.values():
             named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
-        later = {**request, "waking_type": features.waking_type}
+        if "program sched_migrate_task" in named and typed:
+            named["link sched_migrate_task"] = libbpf.attach_typed(named["program sched_migrate_task"])
+        later = {**request, "typed_tracepoints": {}, "waking_type": features.waking_type}
         return Program(probe, waking, named, answer["bcc"], unwind, later, in_task_storage=not in_hash)
     except BaseException as error:
         for fd in named.values():
@@ -511,6 +518,7 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, in_ha
         f"PROBE_{probe.upper()}": 1,
         "MAY_GOTO": 1 if features.may_goto else None,
         "WAKING": 1 if waking else None,
+        "DELAYS_DEQUEUE": 1 if features.delays_dequeue and not waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
         "RECORDS_IN_HASH": 1 if in_hash else None,
         "TASK_PID": features.pid,
