@@ -44,6 +44,7 @@ CHECK_EVERY = 64
 """One in so many verified stacks is unwound as well."""
 _NOTHING_ELSE: Mapping[str, Any] = {
     "raw_tracepoints": {},
+    "typed_tracepoints": {},
     "kprobes": {},
     "iterators": {},
     "uprobes": [],
@@ -495,7 +496,7 @@ def _attach_with_probe(
             named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
         if "program sched_migrate_task" in named and typed:
             named["link sched_migrate_task"] = libbpf.attach_typed(named["program sched_migrate_task"])
-        later = {**request, "typed_tracepoints": {}, "waking_type": features.waking_type}
+        later = {**request, "waking_type": features.waking_type}
         return Program(probe, waking, named, answer["bcc"], unwind, later, in_task_storage=not in_hash)
     except BaseException as error:
         for fd in named.values():
