@@ -66,7 +66,7 @@ class Stuck(NamedTuple):
     """The same rows with their leaves, for filters; total_ns is the age. None if there are no rows."""
 
     def of(self, rows: Mask) -> "Stuck":
-        if self.shares is None:
+        if self.shares is None or rows.all():
             return self
         return Stuck(self.at_ns, WaitList.of(self.waits).of_rows(rows), self.shares.of(rows))
 
