@@ -508,9 +508,9 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 
 #ifdef DELAYS_DEQUEUE
 /*
- * A thread is being moved to another CPU. If it sleeps, its dequeueing was delayed, and the kernel counts it as queued
- * from now on, until it runs (sched_info_enqueue in enqueue_task, kernel/sched/core.c): for how long it will really be
- * queued is unknown. It has been the same for all tools that use run_delay since 152e11f6df29 (6.12).
+ * A thread is being moved to another CPU. If it sleeps, its dequeueing was delayed (152e11f6df29, 6.12), and the kernel
+ * counts all the time from now until it runs as run_delay (sched_info_enqueue in enqueue_task, kernel/sched/core.c). So
+ * it is unknown for how long it will be queued.
  */
 int on_migrate(struct bpf_raw_tracepoint_args *ctx)
 {

@@ -35,13 +35,14 @@
 #define BY_CPU (1u << 31)    /* in storm_key.by: an interrupt of this CPU is the waker, not a thread */
 #define BRIEF_RUN_NS 1000000 /* a thread that ran for less than this was woken for (almost) nothing */
 
-#define UNKNOWN_DELAY (~0ULL) /* run_delay_ns: the kernel has counted sleep as time in the run queue */
-#define RUNNING (1u << 31)    /* state of a thread that was switched out while runnable */
-#define TASK_DEAD 0x80        /* include/linux/sched.h */
-#define TASK_NEW 0x800    /* include/linux/sched.h: not on a run queue yet. With RUNNING: queued for its first CPU */
-#define TASK_NOLOAD 0x400 /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
-#define TASK_WAKING 0x200
-#define TASK_HELD 0xc /* stopped or traced: also set if the thread itself does not wait */
+#define UNKNOWN_DELAY (~0ULL) /* run_delay_ns: the kernel counts this sleep as time in the run queue */
+
+#define RUNNING (1u << 31) /* state of a thread that was switched out while runnable */
+#define TASK_DEAD 0x80     /* include/linux/sched.h */
+#define TASK_NEW 0x800     /* include/linux/sched.h: not on a run queue yet. With RUNNING: queued for its first CPU */
+#define TASK_WAKING 0x200  /* include/linux/sched.h: being woken */
+#define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
+#define TASK_HELD 0xc      /* stopped or traced: also set if the thread itself does not wait */
 #define PF_KTHREAD 0x200000
 #define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
 #define THIN_BELOW_NS 64000000ULL    /* a wait of this length always gets its stack, however busy the CPU is */

@@ -24,13 +24,14 @@ class ChangedThreads:
         """Those that were queued for their first CPU at the last scan of waits in progress. BPF notes nothing when they
         get it."""
 
+    def begin_scan(self, queued: Ints) -> None:
+        """Forget what earlier scans have found: a scan of waits in progress has found these new threads queued."""
+        self._queued = {*queued.tolist()}
+        self.forget_running()
+
     def note_running(self, tids: Ints) -> None:
         """Note threads that a scan has found on a CPU."""
         self._running.update(tids.tolist())
-
-    def note_queued(self, tids: Ints) -> None:
-        """Note the new threads that a scan of waits in progress has found queued, in place of those of the last one."""
-        self._queued = {*tids.tolist()}
 
     def forget_running(self) -> None:
         """Forget these threads, because another scan finds them again."""

@@ -121,13 +121,11 @@ class Drain:
         """
         clock_offset_ns = self._update_clock_offset()
         scan = scan_of(raw_scan)
-        if self._changed and raw_scan:
-            self._changed.forget_running()
-        self._note(scan.tasks, ran, started)
         new = chosen(scan.tasks, scan.tasks["state"] & layout.TASK_NEW != 0)
-        self._begin(ids_of(new), new["start_ns"])
         if self._changed and raw_scan:
-            self._changed.note_queued(new["tid"])
+            self._changed.begin_scan(new["tid"])
+        self._note(scan.tasks, ran, started)
+        self._begin(ids_of(new), new["start_ns"])
         changes = layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER
         return self._scanned.of(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
 

@@ -17,6 +17,7 @@ evicted."""
 MEMOS = 8192
 """Threads whose last user stack, or kernel stack, is kept, where that is not in task storage."""
 _LEAST_CHANGED = 256
+"""Entries per CPU of the list of changed threads: kernel threads alone are dozens on a busy CPU."""
 RUNNING = 4
 """Threads per CPU for which a list of changed threads has room besides, because they may have done nothing but run."""
 PYTHON_PROCESSES, PYTHON_THREADS = 4096, 16_384

@@ -446,16 +446,17 @@ def _attach_with_probe(
     # Programs can only access the task storage of the current thread, and user space cannot list it.
     in_hash = waking or bool(kfuncs) or not features.task_storage
     typed: dict[str, list[Any]] = {}
-    if features.delays_dequeue and not waking and in_hash:
-        raw["on_migrate"] = "sched_migrate_task"
-    elif features.delays_dequeue and not waking and features.migrate_type is not None:
-        typed["on_migrate"] = ["sched_migrate_task", features.migrate_type]
+    if features.delays_dequeue and not waking:
+        if in_hash:
+            raw["on_migrate"] = "sched_migrate_task"
+        elif features.migrate_type is not None:
+            typed["on_migrate"] = ["sched_migrate_task", features.migrate_type]
     uses_rules = unwind.uses_rules(features)
     if uses_rules:
         raw["on_fork"] = "sched_process_fork"
     macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features, probe), **defines}
     iterated = {"bpf_iter__bpf_map_elem": "record"} if kfuncs else {}
-    # The calls in progress of all threads are looked at (WITHIN), and threads are found by the host's tids.
+    # WITHIN looks at the calls of all threads, and task_from_pid() takes the host's tids.
     if features.task_functions and not in_hash and not defines.keys() & {"WITHIN", "NAMESPACE"}:
         iterated, kfuncs = {"bpf_iter__bpf_map_elem": "changed"}, [*features.task_functions.values()]
         per_cpu = sizes.changed_per_cpu(possible_cpus())

@@ -30,7 +30,7 @@ def about(
         ("kernel", f"{platform.release()} {platform.machine()}"),
         ("switch-in probe", f"{program.probe} ({probes.get(program.probe, 'tracepoint sched_switch')})"),
         ("thread records", "task storage" if program.in_task_storage else "a preallocated table"),
-        ("task scans", f"of {'the threads that have changed, if few' if program.changed_link else 'all threads'}"),
+        ("task scans", f"visit {'only threads that changed, if few' if program.changed_link else 'all threads'}"),
         ("run-queue time", "tracepoint sched_waking" if program.waking else "the kernel's run_delay"),
         ("wakers", "tracepoint sched_waking" if parts.config.settings.depth else "not recorded (keys 2, 3 and 4)"),
         *([("within", watched.summary)] if watched else []),

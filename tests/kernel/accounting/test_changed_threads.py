@@ -91,7 +91,7 @@ def test_threads_queued_for_their_first_cpu_are_added_until_the_next_scan_of_wai
     changes, tids = Written(counts(0, 0), counts(0, 0)), Written()
     some = list_of(changes, tids)
     for queued in ([7, 8], [9]):
-        some.note_queued(np.array(queued))
+        some.begin_scan(np.array(queued))
         for _ in range(2):
             tids.values.clear()
             assert some.take(0)
