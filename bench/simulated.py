@@ -32,7 +32,7 @@ from offtop.kernel import live
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.bpf.program import Program, Unwind, attach
-from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, STACK_ROW, TASK_ROW, THREAD_ROW
+from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, SITE_ROW, STACK_ROW, TASK_ROW, THREAD_ROW
 from offtop.kernel.symbols.kallsyms import KernelSymbols
 from offtop.model.classify import categories
 from offtop.model.classify.causes import WITHOUT_RULES
@@ -165,7 +165,7 @@ class _Recorded:
 
     def __init__(self, threads: int) -> None:
         self.records = np.zeros(threads, THREAD_ROW)
-        self.sites = np.zeros((threads, _PLACES_OF_A_THREAD, layout.SITE_NUMBERS + layout.LANES), np.int64)
+        self.sites = np.zeros((threads, _PLACES_OF_A_THREAD), SITE_ROW)
 
     @property
     def mb(self) -> float:
@@ -173,7 +173,7 @@ class _Recorded:
 
     def clear(self) -> None:
         self.records[:] = np.zeros((), THREAD_ROW)
-        self.sites[:] = 0
+        self.sites[:] = np.zeros((), SITE_ROW)
 
 
 class SimulatedThreads:
@@ -341,10 +341,11 @@ class SimulatedThreads:
         for number in range(_PLACES_OF_A_THREAD):
             slot = (self._waits[at] + number) % _PLACES_OF_A_THREAD
             count = (ended + _PLACES_OF_A_THREAD - 1 - number) // _PLACES_OF_A_THREAD
-            recorded.sites[at, slot, 0] += count
-            recorded.sites[at, slot, 1] += count * wait_ns
-            recorded.sites[at, slot, 3] = np.where(count, wait_ns, recorded.sites[at, slot, 3])
-            recorded.sites[at, slot, layout.SITE_NUMBERS + lane] += count
+            numbers = recorded.sites["numbers"]
+            numbers[at, slot, 0] += count
+            numbers[at, slot, 1] += count * wait_ns
+            numbers[at, slot, 3] = np.where(count, wait_ns, numbers[at, slot, 3])
+            recorded.sites["lanes"][at, slot, lane] += count
         self._waits[at] += ended
         self._begin_ns[at] = begin_ns + ended * (wait_ns + _RUN_NS)
 
@@ -355,12 +356,12 @@ class SimulatedThreads:
 
     def _site_rows(self, buffer: int) -> tuple[memoryview, memoryview]:
         sites = self._buffers[buffer].sites
-        at, slot = np.nonzero(sites[:, :, 0])
+        at, slot = np.nonzero(sites["numbers"][:, :, 0])
         keys = np.zeros(len(at), SITE_KEY_ROW)
         keys["pid"], keys["tid"], keys["tid_acquired_ns"] = self._pid[at], self._tid[at], 1
         keys["kernel"] = layout.FIRST_ID + (at + slot) % len(self._stacks)
         values = sites[at, slot]
-        sites[at] = 0
+        sites[at] = np.zeros((), SITE_ROW)
         return memoryview(keys.tobytes()), memoryview(values.tobytes())
 
 

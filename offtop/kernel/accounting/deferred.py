@@ -14,6 +14,7 @@ import numpy as np
 
 from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import histogram_of, lanes_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals
@@ -189,7 +190,7 @@ def _without_written_off(r: ThreadRecord, written_off: SiteTotals) -> tuple[Thre
     total_ns = min(written_off.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
     at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
     runqueue_ns = min(written_off.runqueue_ns, at_sites_ns)
-    of_record = np.frombuffer(r.histogram, np.int64)
+    of_record = lanes_of(r)
     of_sites = log2.to_lanes([written_off.histogram])[0]
     lanes = np.minimum(of_record, of_sites)
     left = r._replace(
@@ -197,7 +198,7 @@ def _without_written_off(r: ThreadRecord, written_off: SiteTotals) -> tuple[Thre
         offcpu_ns=r.offcpu_ns - total_ns,
         runqueue_ns=r.runqueue_ns - runqueue_ns,
         preempted_ns=min(r.preempted_ns, r.runqueue_ns - runqueue_ns),  # the share at the sites is unknown
-        histogram=(of_record - lanes).tobytes(),
+        histogram=histogram_of(of_record - lanes),
     )
     rest = SiteTotals(
         written_off.waits - waits,

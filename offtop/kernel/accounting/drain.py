@@ -33,7 +33,7 @@ from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.map_sizes import threads_now
 from offtop.kernel.bpf.program import Program
-from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, Scan, chosen, ids_of, scan_of
+from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, SITE_ROW, Rows, Scan, chosen, ids_of, scan_of
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.resolve.sites import Sites
@@ -196,12 +196,12 @@ class Drain:
         for keys, values in self._maps[f"sites_{buffer}"].drain():
             raw = np.frombuffer(keys, SITE_KEY_ROW)
             words = np.column_stack([raw[name] for name in SITE_KEY_ROW.names or ()])
-            numbers = np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES)
+            totals = np.frombuffer(values, SITE_ROW)
             parts.append(
                 SiteDeltas(
                     self._sites.every(words[:, : SITES.width]),
-                    numbers[:, : layout.SITE_NUMBERS].copy(),
-                    numbers[:, layout.SITE_NUMBERS :].copy(),
+                    totals["numbers"].copy(),
+                    totals["lanes"].astype(np.int64),
                     words[:, SITES.width].astype(np.int64),
                     words[:, THREADS.width : SITES.width],
                 )

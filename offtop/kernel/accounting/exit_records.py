@@ -8,6 +8,7 @@ import numpy as np
 from offtop.kernel.accounting.tick_records import RuntimeSample, RuntimeSamples, ThreadRecords
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import histogram_of, lanes_of
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.table import Ints
 
@@ -65,9 +66,9 @@ def merge_mixed(ended: list[Exit], flipped_ns: int) -> list[Exit]:
 
 def _merge(one: ThreadRecord, last: ThreadRecord) -> ThreadRecord:
     """Merge two records; the result starts and ends as `last` does."""
-    lanes = np.frombuffer(one.histogram, np.int64) + np.frombuffer(last.histogram, np.int64)
+    lanes = lanes_of(one) + lanes_of(last)
     summed = {name: getattr(one, name) + getattr(last, name) for name in _SUMMED}
-    return last._replace(**summed, max_ns=max(one.max_ns, last.max_ns), histogram=lanes.tobytes())
+    return last._replace(**summed, max_ns=max(one.max_ns, last.max_ns), histogram=histogram_of(lanes))
 
 
 def read_exits(
@@ -92,7 +93,7 @@ def without_sites(r: ThreadRecord) -> ThreadRecord:
     waits = r.short_waits + r.filtered_waits + r.lost_waits
     offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
     runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
-    lanes = np.frombuffer(r.histogram, np.int64)
+    lanes = lanes_of(r)
     # Short waits are the shortest; of the rest take the longest, which are those that --max leaves out.
     short = np.diff(np.minimum(np.cumsum(lanes), r.short_waits), prepend=0)
     others = np.diff(np.minimum(np.cumsum((lanes - short)[::-1]), waits - r.short_waits), prepend=0)[::-1]
@@ -108,7 +109,7 @@ def without_sites(r: ThreadRecord) -> ThreadRecord:
         first_switched_out_ns=0,
         first_off_ns=0,
         first_runqueue_ns=0,
-        histogram=(short + others).tobytes(),
+        histogram=histogram_of(short + others),
     )
 
 

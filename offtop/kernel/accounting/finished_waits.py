@@ -11,7 +11,7 @@ from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, Tic
 from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
 from offtop.kernel.accounting.waits_in_progress import WaitsInProgress
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.scan_rows import Rows, record_of
+from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
@@ -131,7 +131,7 @@ class FinishedWaits:
         for at, identity in deferred:
             rest = self._deferred.uncounted_part(identity, record_of(uncounted[at]))
             if rest:
-                uncounted[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
+                uncounted[at], is_whole[at] = (*rest[:-1], lanes_of(rest)), False
         return uncounted, is_whole
 
     def _first_sites(self, ids: Ints, records: Rows, wanted: Mask) -> tuple[Ints, Mask]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 LANES = 40
+HISTOGRAM_BYTES = 4 * LANES
 FRAMES = 127
 SCAN_FRAMES, SHORT_FRAMES, SCHED_FRAMES = 64, 24, 8
 
@@ -24,13 +25,13 @@ ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "memos", "chains")
 
 CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQQQ15Q")
-THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
+THREAD = struct.Struct(f"=6Q2I8Q2I4Q4I4Q{HISTOGRAM_BYTES}s")
 EXITED_KEY = struct.Struct("=QII")
 EXITED = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
 SITE_NUMBERS = 4
 """Number of u64 before the lanes of `struct site`."""
-SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
+SITE = struct.Struct(f"={SITE_NUMBERS}Q{HISTOGRAM_BYTES}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 THRESHOLD_KEY = struct.Struct("=Q16s")
 THRESHOLD = struct.Struct("=QQ")
@@ -175,35 +176,36 @@ class ThreadRecord(NamedTuple):
     offcpu_ns: int
     runqueue_ns: int
     max_ns: int
-    preempted_ns: int
-    involuntary: int
+    tid_acquired_ns: int
+    """When the thread acquired its tid, which another thread may have had before (CLOCK_MONOTONIC)."""
+    state: int
     short_waits: int
     short_ns: int
     short_runqueue_ns: int
-    filtered_waits: int
-    filtered_ns: int
-    filtered_runqueue_ns: int
-    lost_waits: int
-    lost_ns: int
-    lost_runqueue_ns: int
     first_switched_out_ns: int
     first_off_ns: int
     first_runqueue_ns: int
     first_kernel: int
     first_user: int
     first_wake: int
+    first_kind: int
+    """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU, KIND_PREEMPTED if it was preempted."""
+    involuntary: int
+    preempted_ns: int
     exec_ns: int
     exec_at_ns: int
     exec_off_ns: int
-    tid_acquired_ns: int
-    """When the thread acquired its tid, which another thread may have had before (CLOCK_MONOTONIC)."""
-    first_kind: int
-    """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU, KIND_PREEMPTED if it was preempted."""
-    state: int
     objects: int
     is_previous: int
     """Set if the thread has exited, and this is from the previous tick, for which no task scan has reported it."""
+    filtered_waits: int
+    lost_waits: int
+    filtered_ns: int
+    filtered_runqueue_ns: int
+    lost_ns: int
+    lost_runqueue_ns: int
     histogram: bytes
+    """Of u32, unlike the histograms of bpf/files.c and bpf/disks.c."""
 
 
 class Thinning(NamedTuple):

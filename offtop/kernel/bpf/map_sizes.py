@@ -36,8 +36,8 @@ _SLOTS = 2
 """SLOTS in bpf/userstack.c."""
 _UNWIND_BYTES = 64
 """State of an unwind in struct copy, besides what layout.py has."""
-_RECORD_BYTES = 192 + 2 * layout.THREAD.size
-"""struct record in bpf/offcpu.h."""
+RECORD_BYTES = 200 + 2 * layout.THREAD.size
+"""struct record in bpf/offcpu.h. In a container it has 16 more."""
 _BUCKET_BYTES, _ELEMENT_BYTES = 16, 48
 """Of struct bucket and struct htab_elem in kernel/bpf/hashtab.c."""
 
@@ -103,7 +103,7 @@ def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, in_hash: bool =
     """Return how much kernel memory the maps take, within some percent.
 
     `stack_kb`: see Unwind. `in_hash`: threads' records are in a map; otherwise they are in task storage, which takes up
-    to 2 KB a thread more, and 1 KB for the memo of a thread with user stacks. `waking`: the maps of wakers are there,
+    to 1 KB a thread more, and 1 KB for the memo of a thread with user stacks. `waking`: the maps of wakers are there,
     too.
     """
     return sum(size for _, size in maps(sizes, cpus, stack_kb=stack_kb, in_hash=in_hash, waking=waking))
@@ -127,7 +127,7 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool)
     for name, count in by_name.items():
         yield name, _hash_bytes(*layout.SIZES[name], count, cpus)
     if in_hash:
-        yield "record", _hash_bytes(8, _RECORD_BYTES, sizes.threads, cpus)
+        yield "record", _hash_bytes(8, RECORD_BYTES, sizes.threads, cpus)
         yield "memos", _hash_bytes(8, layout.MEMO.size, MEMOS, cpus, is_lru=True)
     else:
         yield "changed", layout.CHANGED.size * (sizes.changed_per_cpu(cpus) + RUNNING) * cpus

@@ -21,10 +21,16 @@ Rows = NDArray[np.void]
 
 _UNSIGNED = ("first_kernel", "first_user", "first_wake")
 """Ids, which may have bit 63 set. Times and counts do not; as signed integers they can be subtracted."""
+_OF_32_BITS = (
+    *("state", "first_kind", "objects", "is_previous"),
+    *("short_waits", "involuntary", "filtered_waits", "lost_waits"),
+)
 THREAD_ROW = np.dtype(
-    [(name, np.uint64 if name in _UNSIGNED else np.int64) for name in ThreadRecord._fields[:26]]
-    + [(name, np.uint32) for name in ThreadRecord._fields[26:30]]
-    + [("histogram", np.int64, log2.LANES)]
+    [
+        (name, np.uint32 if name in _OF_32_BITS else np.uint64 if name in _UNSIGNED else np.int64)
+        for name in ThreadRecord._fields[:-1]
+    ]
+    + [("histogram", np.uint32, log2.LANES)]
 )
 """A ThreadRecord in an array."""
 TASK_ROW = np.dtype(
@@ -63,6 +69,8 @@ SITE_KEY_ROW = np.dtype(
     + [(name, np.uint64) for name in ("kernel", "user", "wake", "tid_acquired_ns")]
 )
 """`struct site_key`."""
+SITE_ROW = np.dtype([("numbers", np.int64, layout.SITE_NUMBERS), ("lanes", np.uint32, log2.LANES)])
+"""`struct site`."""
 
 _FLAGS_AT = struct.calcsize("=8Q3I")
 """Offset of the flags in a `struct scanned_task`."""
@@ -150,6 +158,16 @@ def ids_of(tasks: Rows) -> Ints:
 def record_of(row: np.void) -> ThreadRecord:
     """Return a THREAD_ROW as a ThreadRecord."""
     return ThreadRecord._make(layout.THREAD.unpack(row.tobytes()))
+
+
+def lanes_of(record: ThreadRecord) -> Ints:
+    """Return the counts (40,) of a record's histogram."""
+    return np.frombuffer(record.histogram, np.uint32).astype(np.int64)
+
+
+def histogram_of(lanes: Ints) -> bytes:
+    """Return the counts (40,) of a histogram as a ThreadRecord has them."""
+    return lanes.astype(np.uint32).tobytes()
 
 
 def calls_of(registers: Rows) -> Ints:

@@ -217,7 +217,7 @@ def kernel_memory() -> Check:
     in_hash = types is not None and not safe_maps(map_internals(types)).task_storage
     sizes, cpus = map_sizes.for_machine(threads), possible_cpus()
     alone, with_wakers = (map_sizes.memory_bytes(sizes, cpus, in_hash=in_hash, waking=more) for more in (False, True))
-    more = "" if in_hash else ", and up to 2 KB a thread"
+    more = "" if in_hash else ", and up to 1 KB a thread"
     what = (
         f"BPF maps take {size(alone)} for {threads:,} threads and {cpus} CPUs, {size(with_wakers - alone)} more with "
         f"wakers{more}"

@@ -103,7 +103,7 @@ def test_the_least_recently_used_user_stacks_are_evicted_and_no_total_changes() 
         users = first, *range(first + 3 * tick, first + 3 * tick + 3)
         ledger.catalog.stacks.update((user, Stack((Frame("/bin/it", user),))) for user in users)
         ended = [(SiteKey(*key, FIRST_STACK, user), SiteTotals(1, 2_000, 0, 2_000, log2.of(2_000))) for user in users]
-        silent = ThreadRecord._make([0] * 30 + [bytes(8 * layout.LANES)])
+        silent = ThreadRecord._make([0] * 30 + [bytes(layout.HISTOGRAM_BYTES)])
         ledger.tick(tick * TICK_NS, MIN_NS, [(key, silent)], SiteDeltas.of(ended), [])
         kept = {stack for stack in ledger.catalog.stacks if stack >= first}
         now_dropped = ledger.drop_stacks(kept, 8)

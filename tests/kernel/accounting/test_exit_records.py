@@ -38,7 +38,7 @@ class ExitedMap:
 
 
 def record(tid_acquired_ns: int, is_previous: int = 0) -> ThreadRecord:
-    zero = ThreadRecord(*(0,) * (len(ThreadRecord._fields) - 1), histogram=bytes(layout.LANES * 8))
+    zero = ThreadRecord(*(0,) * (len(ThreadRecord._fields) - 1), histogram=bytes(layout.HISTOGRAM_BYTES))
     return zero._replace(
         waits=3, state=1, tid_acquired_ns=tid_acquired_ns, is_previous=is_previous, first_switched_out_ns=1000
     )

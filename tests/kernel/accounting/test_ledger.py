@@ -17,6 +17,7 @@ from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, SiteDeltas
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import histogram_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
@@ -136,7 +137,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
         is_previous=0,
-        histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
+        histogram=histogram_of(log2.to_lanes([log2.of(*(w.off_ns for w in ended))])[0]),
     )
 
 

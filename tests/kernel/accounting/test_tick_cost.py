@@ -25,7 +25,7 @@ def ticks(threads: int, active: int) -> Iterator[float]:
     ledger, keys = Ledger(0), [ThreadKey(7, 100 + number) for number in range(threads)]
     last_ns = dict.fromkeys(keys, 0)
     earlier = Snapshot(0, 0)
-    lanes = np.zeros(layout.LANES, np.int64)
+    lanes = np.zeros(layout.LANES, np.uint32)
     lanes[20] = 1
     for tick in range(1, _TICKS + 1):
         at_ns = tick * S

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offtop import paths
-from offtop.kernel.bpf import layout
+from offtop.kernel.bpf import layout, map_sizes
 from offtop.kernel.bpf.compile import inline_includes
 from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ThreadRecord
 from offtop.kernel.bpf.scan_rows import (
@@ -88,7 +88,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
             says.append(f'say("{name}.{field} offset", offsetof(struct {name}, {field}));')
             says.append(f'say("{name}.{field} size", sizeof(((struct {name} *)0)->{field}));')
     says += [f'say("{name}", {name});' for name in constants()]
-    says.append('say("link sizeof", sizeof(struct link));')
+    says += [f'say("{name} sizeof", sizeof(struct {name}));' for name in ("link", "record")]
     says += [f'say("lane {ns}", lane_of({ns}ull));' for ns in LANES_OF]
     source = f"""
         #include <stddef.h>
@@ -182,12 +182,17 @@ def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) ->
     assert {ns: measured[f"lane {ns}"] for ns in LANES_OF} == {ns: log2.lane_of(ns) for ns in LANES_OF}
 
 
+def test_a_record_in_task_storage_fits_into_1_kb(measured: dict[str, int]) -> None:
+    """The kernel puts struct bpf_local_storage_elem before it, 72 bytes, and a struct llist_node before that."""
+    assert measured["record sizeof"] == map_sizes.RECORD_BYTES <= 1024 - 72 - 8
+
+
 def test_an_empty_scan_has_no_records() -> None:
     assert [len(part) for part in scan_of(b"")] == [0] * 6
 
 
 def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
-    record = ThreadRecord._make([*range(1, 31), bytes(range(200)) + bytes(120)])
+    record = ThreadRecord._make([*range(1, 31), bytes(range(layout.HISTOGRAM_BYTES))])
     frames, more = [7, 8, *[0] * (layout.SHORT_FRAMES - 2)], [*range(layout.SCAN_FRAMES - layout.SHORT_FRAMES)]
     numbers = 2, 5, -1, *range(6), 11, 12, 13, *range(11), 14, 15
     end = bytes(layout.OBJECT.size), bytes(8 * layout.SCHED_FRAMES), struct.pack(f"={layout.SHORT_FRAMES}Q", *frames)

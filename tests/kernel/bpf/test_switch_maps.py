@@ -155,8 +155,8 @@ def test_the_hash_drops_the_record_of_an_exited_thread(tmp_path: Path) -> None:
     assert os.getppid() in records and not records & exited.keys()
 
 
-_IDS = struct.Struct("=52xIIIIIQ")
-"""The first fields of struct record: pid, tid, older, asked, unused, tid_acquired_ns."""
+_IDS = struct.Struct("=20xIIIIIQ")
+"""The first fields of struct record that are read here: pid, tid, began_earlier, selection, noted, tid_acquired_ns."""
 
 
 def _record_map(live: Watch) -> libbpf.Map:

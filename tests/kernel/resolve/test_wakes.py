@@ -52,7 +52,7 @@ STACKS: Mapping[int, Sequence[str]] = {
 }
 WAITED = 50
 """The kernel stack of each link's wait."""
-SILENT = ThreadRecord._make([0] * (len(ThreadRecord._fields) - 1) + [bytes(8 * layout.LANES)])
+SILENT = ThreadRecord._make([0] * (len(ThreadRecord._fields) - 1) + [bytes(layout.HISTOGRAM_BYTES)])
 """Process of a thread that exists."""
 
 
