@@ -25,7 +25,7 @@ class ThreadTable:
         self._next_version = 0
         self._frozen: Waits | None = None
         self.ids: Ints = np.zeros((_FIRST_ROOM, 2), np.int64)
-        self.waits: Ints = np.zeros((_FIRST_ROOM, FIELDS), np.int64)
+        self.waits: Ints = np.zeros((_FIRST_ROOM, FIELDS), np.int64, "F")
         """Rows of a WaitList; valid if `is_waiting`."""
         self.is_waiting: Mask = np.zeros(_FIRST_ROOM, np.bool_)
         self.is_new: Mask = np.zeros(_FIRST_ROOM, np.bool_)
@@ -136,7 +136,8 @@ class ThreadTable:
             "exec_ns",
         ):
             old = getattr(self, name)
-            new = np.full((room, *old.shape[1:]), UNKNOWN_NS if name.endswith("_ns") else 0, old.dtype)
+            order = "F" if name == "waits" else "C"
+            new = np.full((room, *old.shape[1:]), UNKNOWN_NS if name.endswith("_ns") else 0, old.dtype, order)
             new[: len(old)] = old
             setattr(self, name, new)
 

@@ -344,11 +344,14 @@ def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
 
 
 def rows_at(rows: NDArray[N], which: Ints | Mask) -> NDArray[N]:
-    """Return `rows[which]`, for matrices in a third to a tenth of the time.
+    """Return `rows[which]`, for matrices in a third to a tenth of the time. The order in memory stays.
 
-    `rows` should be contiguous: NumPy would copy all of them first.
+    `rows` should be contiguous, by row or by column: NumPy would copy all of them first.
     """
-    return rows.take(np.flatnonzero(which) if which.dtype == np.bool_ else which, axis=0)
+    at = np.flatnonzero(which) if which.dtype == np.bool_ else which
+    if rows.flags.f_contiguous and rows.ndim > 1:
+        return rows.T.take(at, axis=-1).T
+    return rows.take(at, axis=0)
 
 
 def thread_codes(ids: Ints) -> Ints:

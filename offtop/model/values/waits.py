@@ -32,7 +32,10 @@ Holders = Mapping[ThreadKey, Holder]
 
 
 class WaitList(Sequence[Waiting]):
-    """Immutable. `rows` is (n, FIELDS)."""
+    """Immutable. `rows` is (n, FIELDS).
+
+    Those of many threads are in column-major order, because most uses read one or two columns.
+    """
 
     __slots__ = ("holders", "rows")
 

@@ -123,7 +123,7 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     pids, tids = every.rows[old, :2].T
     old = old[np.lexsort((tids, pids, -ages_ns[old]))]
     every, ages_ns = every.of_rows(old), ages_ns[old]
-    ids = every.rows[:, : SITES.width].copy()
+    ids = every.rows[:, : SITES.width].copy("K")
     kinds, which = distinct_rows((ids[:, KERNEL] * 2 + every.is_ready)[:, None])
     names = [_current_category(kind >> 1, bool(kind & 1), catalog) for (kind,) in kinds]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]

@@ -1,5 +1,7 @@
 """Rows of integers: distinct ones, groups, sums, and those that are also elsewhere."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from offtop.model.values.table import (
     integers,
     lanes_of,
     nonzero_lanes,
+    rows_at,
     summed,
     table_of,
 )
@@ -92,3 +95,12 @@ def test_mask_finds_the_sites_that_are_there_and_no_others(count: int) -> None:
 def test_values_among_others_are_those_of_isin(values: list[int], some: list[int]) -> None:
     found = are_among(np.array(values, np.int64), np.array(some, np.int64))
     assert found.tolist() == [one in some for one in values]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_of_a_matrix_keep_their_order_in_memory(order: Literal["C", "F"]) -> None:
+    matrix = np.array(np.arange(60).reshape(12, 5), order=order)
+    for which in (np.array([7, 0, 7, 11]), np.arange(12) % 3 == 0):
+        some = rows_at(matrix, which)
+        assert some.tolist() == matrix[which].tolist()
+        assert some.flags.f_contiguous == (order == "F")
