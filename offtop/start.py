@@ -2,8 +2,9 @@
 
 import signal
 
-_LARGE_BYTES = 1 << 20
-"""Most columns of a tick are smaller: their memory is used again."""
+_LEAST_LARGE_BYTES, _MOST_LARGE_BYTES = 1 << 20, 32 << 20
+_LARGE_BYTES_PER_THREAD = 128
+"""Most matrices of a tick have fewer bytes for each thread of the machine: their memory is used again."""
 _GC_THRESHOLD = 200_000
 """Allocations between two garbage collections. A tick allocates many thousands of tuples and no cycles."""
 
@@ -15,11 +16,17 @@ def main() -> None:
     import gc
     import os
     import sys
+    from contextlib import suppress
+    from pathlib import Path
 
     from offtop.heap import limit_heap
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would otherwise start one unused thread per CPU
-    limit_heap(_LARGE_BYTES)
+    wanted_bytes = 0
+    with suppress(OSError, ValueError, IndexError):  # /proc is not mounted, or is another one
+        threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        wanted_bytes = _LARGE_BYTES_PER_THREAD * threads
+    limit_heap(min(_MOST_LARGE_BYTES, max(_LEAST_LARGE_BYTES, wanted_bytes)))
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
     try:
         from offtop import cli
