@@ -11,7 +11,7 @@ from offtop.model.values.blockers import Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import FIRST_STACK, NO_STACK
-from offtop.model.values.table import Ints, Mask
+from offtop.model.values.table import Ints, Mask, distinct_codes
 from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READ_USER, READY_NS, STATE, SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
 
@@ -111,7 +111,7 @@ def blocked(
     is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, python_pids)
     is_lock |= _in_calls(rows, *OPENS) | (_in_calls(rows, FLOCK, FCNTL, WAIT4, WAITID) & is_old)
     is_lock |= rows[:, STATE] & _TRACED != 0
-    kernels: list[int] = np.unique(rows[:, KERNEL]).tolist()
+    kernels: list[int] = distinct_codes(rows[:, KERNEL]).tolist()
     is_lock |= np.isin(rows[:, KERNEL], [one for one in kernels if one in in_fuse])
     in_data = np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
     of_disks = _by_age(rows[in_progress & is_old & np.isin(rows[:, KERNEL], [one for one in kernels if in_disk(one)])])

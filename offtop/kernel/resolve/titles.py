@@ -11,12 +11,11 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.model.values.blockers import Blockers
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import PSEUDO_PIDS
+from offtop.model.values.table import distinct_codes
 from offtop.model.values.waits import CALL, Waits
 from offtop.worker import Worker
 
@@ -51,7 +50,7 @@ class TitlesWorker:
     def find(self, waiting: Waits, blockers: Blockers) -> None:
         """Request the titles of processes that wait in a system call, and of blockers. Returns at once."""
         rows = waiting.list.rows
-        pids = np.unique(rows[rows[:, CALL] != -1, 0]).tolist()
+        pids = distinct_codes(rows[rows[:, CALL] != -1, 0]).tolist()
         named = {one.pid for some in blockers.values() for one in some}
         with self._worker.changed:
             self._latest.append(([pid for pid in pids if pid not in PSEUDO_PIDS], named))

@@ -29,7 +29,7 @@ from offtop.kernel.unwind.stack_memos import RuleGenerations
 from offtop.kernel.unwind.step import Read, State, UnwindResult
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
-from offtop.model.values.table import Ints
+from offtop.model.values.table import Ints, distinct_codes
 
 _ANSWER_S = 10.0
 """A large library takes seconds on a slow or busy machine. A file that takes longer than this is skipped for
@@ -254,7 +254,7 @@ class Unwinder:
         The caller must check afterwards which threads have run meanwhile.
         """
         of_leaves: defaultdict[tuple[int, int], list[tuple[Ints, Stacks]]] = defaultdict(list)
-        for pid in np.unique(ids[:, 0]).tolist():
+        for pid in distinct_codes(ids[:, 0]).tolist():
             at = np.flatnonzero(ids[:, 0] == pid)
             note_read(pid)
             space = self._space_without_python(pid)

@@ -10,7 +10,7 @@ from offtop.model.classify.wait_edges import Floats
 from offtop.model.values.blockers import CPU_QUOTA, DISK_WAITS, Blockers
 from offtop.model.values.catalog import ThreadKey, code_of
 from offtop.model.values.disks import DeviceTotals, DiskActivity
-from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
+from offtop.model.values.table import RUNNING_NS, THREADS, Ints, distinct_codes, table_of, thread_codes
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, THROTTLE, Shares
 from offtop.model.windows.window import Window
 
@@ -46,7 +46,7 @@ class Activity:
 
     @cached_property
     def _pids(self) -> frozenset[int]:
-        return frozenset(np.unique(np.concatenate((self._codes >> 32, self._every.ids[:, 0]))).tolist())
+        return frozenset(distinct_codes(np.concatenate((self._codes >> 32, self._every.ids[:, 0]))).tolist())
 
     @cached_property
     def at_disks(self) -> Mapping[int, float]:

@@ -28,6 +28,7 @@ from offtop.model.values.table import (
     Ints,
     Mask,
     SiteKeys,
+    distinct_codes,
     distinct_rows,
     integers,
     rows_at,
@@ -161,7 +162,7 @@ class WaitsOfTick:
 
     def look_up(self, rows: Ints) -> None:
         """Look up the cause rules of many waits at once."""
-        self._look_up([one for one in np.unique(self._site_of[rows]).tolist() if one not in self._rules])
+        self._look_up([one for one in distinct_codes(self._site_of[rows]).tolist() if one not in self._rules])
 
     def _look_up(self, numbers: Sequence[int]) -> None:
         found = self._causes.rules_at([self._sites[number] for number in numbers], self.snapshot.catalog)

@@ -42,7 +42,17 @@ from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
-from offtop.model.values.table import THREADS, Ints, Mask, are_among, distinct, integers, rows_at, thread_codes
+from offtop.model.values.table import (
+    THREADS,
+    Ints,
+    Mask,
+    are_among,
+    distinct,
+    distinct_codes,
+    integers,
+    rows_at,
+    thread_codes,
+)
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import NO_OBJECT, THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import SLEEP, STOPPED, Shares
@@ -301,7 +311,7 @@ class _Builder:
 
     def _stacks_with(self, holds: Callable[[Stack], bool]) -> set[int]:
         """Return the kernel stacks of waits for which `holds` is true."""
-        kernels: list[int] = np.unique(self._waits.rows[:, KERNEL]).tolist()
+        kernels: list[int] = distinct_codes(self._waits.rows[:, KERNEL]).tolist()
         return {one for one in kernels if holds(self._catalog.stack(one))}
 
     def _lookup(self, row: int) -> tuple[Blocker, ...]:

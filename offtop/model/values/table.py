@@ -196,7 +196,7 @@ class Groups:
     def __init__(self, codes: Ints) -> None:
         self._order = np.argsort(codes, kind="stable")
         in_order = codes[self._order]
-        self._starts = _starts(in_order[1:] != in_order[:-1], len(in_order))
+        self._starts = _starts(in_order)
         self.codes: Ints = in_order[self._starts]
 
     @property
@@ -239,7 +239,7 @@ def summed_lanes(codes: Ints, values: Ints) -> Coded:
     """Return lanes that may repeat in order, each once, without those whose sum is 0."""
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
-    starts = _starts(codes[1:] != codes[:-1], len(codes))
+    starts = _starts(codes)
     sums = np.add.reduceat(values[order], starts) if len(starts) else values[:0]
     some = np.flatnonzero(sums)
     return codes[starts[some]], sums[some]
@@ -282,11 +282,7 @@ def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the order that sorts rows of integers, and where in it each distinct row begins."""
     codes = _codes(ids) if len(ids) else [np.zeros(0, np.int64)]
     order = np.argsort(codes[0]) if len(codes) == 1 else np.lexsort(codes[::-1])
-    changes = np.zeros(max(0, len(ids) - 1), np.bool_)
-    for column in codes:
-        column = column[order]
-        changes |= column[1:] != column[:-1]
-    return order, _starts(changes, len(ids))
+    return order, _starts(*(column[order] for column in codes))
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
@@ -299,6 +295,10 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
         chosen = row_of[found]
         row_of[found] = np.arange(len(found))
         return rows[chosen], row_of[codes[0]]
+    starts = _starts(*codes)
+    if 2 * len(starts) < len(rows):  # such as thousands of threads that wait at one place
+        once, which = distinct(rows[starts])
+        return once, np.repeat(which, np.diff(starts, append=len(rows)))
     order, starts = in_order(rows)
     return rows[order[starts]], _which(order, starts)
 
@@ -335,12 +335,14 @@ def _codes(ids: Ints) -> list[Ints]:
     return codes
 
 
-def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
-    """Return where groups begin.
-
-    `changes` says for each row but the first whether it differs from the one before.
-    """
-    return np.concatenate(([0], np.flatnonzero(changes) + 1)) if length else np.empty(0, np.intp)
+def _starts(*columns: Ints) -> NDArray[np.intp]:
+    """Return which rows of some columns differ from the row before them, beginning with the first."""
+    if not (columns and len(columns[0])):
+        return np.empty(0, np.intp)
+    changes = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        changes |= column[1:] != column[:-1]
+    return np.concatenate(([0], np.flatnonzero(changes) + 1))
 
 
 def rows_at(rows: NDArray[N], which: Ints | Mask) -> NDArray[N]:
@@ -361,8 +363,8 @@ def thread_codes(ids: Ints) -> Ints:
 
 def distinct_codes(codes: Ints) -> Ints:
     """Return the distinct ones in order. np.unique hashes integers, which takes ten times as long if most differ."""
-    ordered = np.sort(codes)
-    return ordered[_starts(ordered[1:] != ordered[:-1], len(ordered))]
+    ordered = np.sort(codes[_starts(codes)])
+    return ordered[_starts(ordered)]
 
 
 def positions_of(wanted: Ints, codes: Ints) -> Ints:

@@ -43,6 +43,7 @@ from offtop.model.values.table import (
     SiteKeys,
     Table,
     V,
+    are_among,
     coded_at,
     counts_of,
     integers,
@@ -277,9 +278,9 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     over = so_far_of(rows_at(before.list.rows, before.changed_since(now)), before_ns)
     ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
     is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
-    is_still &= ~np.isin(thread_codes(went_on), moved)
+    is_still &= ~are_among(thread_codes(went_on), moved)
     others = rows_at(went_on, ~is_still)
-    others_before = others.copy()
+    others_before = others.copy("K")
     others_before[:, SITES.width] -= now_ns - before_ns
     for past in (others_before, over):
         past[:, SITES.width : SITES.width + 2] *= -1
@@ -288,7 +289,7 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
 
 def so_far_of(waits: Ints, at_ns: int) -> SoFar:
     """Return the time so far of `waits`, which are rows of a WaitList."""
-    rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64)
+    rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64, "F")
     rows[:, : SITES.width] = waits[:, : SITES.width]
     rows[:, SITES.width] = at_ns - waits[:, FROM_NS]
     rows[:, SITES.width + 1], rows[:, SITES.width + 2] = waits[:, READY_NS], waits[:, PREEMPTED]

@@ -39,6 +39,14 @@ def test_distinct_rows_are_in_order_whether_they_are_counted_or_sorted() -> None
     assert (once.shape, which.shape) == ((0, 2), (0,))
 
 
+@given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from([0, 1 << 40]), st.integers(1, 9))), st.booleans())
+def test_rows_that_repeat_are_distinct_in_the_same_order(runs: list[tuple[int, int, int]], is_wide: bool) -> None:
+    rows = [(one, other * is_wide) for one, other, times in runs for _ in range(times)]
+    once, which = distinct(integers(rows, 2))
+    assert [*map(tuple, once.tolist())] == sorted({*rows})
+    assert [*map(tuple, once[which].tolist())] == rows
+
+
 @given(st.lists(st.integers(-3, 3) | st.integers(-(1 << 63), (1 << 63) - 1)))
 def test_distinct_codes_are_those_of_a_set_in_order(codes: list[int]) -> None:
     assert distinct_codes(np.array(codes, np.int64)).tolist() == sorted(set(codes))
