@@ -146,6 +146,10 @@ def find_bcc(root: Path = Path("/")) -> Path | None:
     return next((directory for directory in directories if (directory / "bcc" / "libbcc.py").is_file()), None)
 
 
+_WARNINGS = ("-Werror=incompatible-pointer-types",)
+"""bcc prints warnings only if a program is refused."""
+
+
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     """Compile, load and attach what a request names.
 
@@ -156,7 +160,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     lib: Any = importlib.import_module("bcc.libbcc").lib
 
     source = Path(request["source"])
-    program = bcc.BPF(text=inline_includes(source), cflags=[f"-I{source.parent}", *request["flags"]])
+    program = bcc.BPF(text=inline_includes(source), cflags=[f"-I{source.parent}", *_WARNINGS, *request["flags"]])
     fds: list[int] = []
     names: list[str] = []
 
