@@ -45,8 +45,16 @@ _LONGEST = 500
 _MOST_WORDS = 32
 _LONGEST_SHOWN = 40
 """Of a word that an error quotes."""
-_OR, _NOT = "needs commas, in one key: comm=fio,dd", "is written as comm!=fio"
-_OPERATORS = {"and": "is not needed: all words must match", "&&": "is not needed", "or": _OR, "||": _OR, "not": _NOT}
+_AND, _OR, _NOT = "is not needed", "needs commas, in one key: comm=fio,dd", "is written as comm!=fio"
+_OPERATORS = {
+    "and": f"{_AND}: all words must match",
+    "&&": _AND,
+    "&": _AND,
+    "or": _OR,
+    "||": _OR,
+    "|": _OR,
+    "not": _NOT,
+}
 """What is wrong with words that other languages use as operators."""
 _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
