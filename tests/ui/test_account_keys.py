@@ -67,6 +67,17 @@ async def test_thread_shows_its_own_account_in_the_tree() -> None:
         assert "rest 20%" in figures and "disk-read 30%" in figures
 
 
+@pytest.mark.parametrize(("width", "end"), [(80, "  fsync 1.7%  …"), (100, "  throttle 1.7%")])
+@asynchronous
+async def test_figures_that_do_not_fit_end_in_an_ellipsis(width: int, end: str) -> None:
+    more = ("fsync", "throttle")
+    clerk = (FARM[5]._replace(category=name, kernel=name, waits_ms=(100,), running_ms=0) for name in more)
+    async with shown(farm(*clerk), (width, 24)) as (app, pilot):
+        await pilot.press("tab", "enter")
+        (figures,) = lines_with(screen(app), "running ")
+        assert figures.rstrip().endswith(end)
+
+
 @asynchronous
 async def test_account_above_the_tree_leaves_the_cursor_on_the_screen_and_clicks_right() -> None:
     row = Waits("farm", 100, "worker-1", 101, "lock", "futex_do_wait", waits_ms=(20,), running_ms=100)

@@ -87,6 +87,13 @@ def cut_spans(spans: Sequence[tuple[str, str]], width: int) -> tuple[tuple[str, 
     return tuple(kept)
 
 
+def fit_spans(spans: Sequence[tuple[str, str]], width: int, glyphs: Glyphs) -> tuple[tuple[str, str], ...]:
+    """Return `spans`, cut with an ellipsis if their text has more than `width` cells."""
+    if cell_len("".join(text for text, _ in spans).rstrip()) <= width:
+        return cut_spans(spans, width)
+    return (*cut_spans(spans, width - 1), (glyphs.ellipsis, "text")) if width > 0 else ()
+
+
 def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], width: int) -> Line:
     """Place `left` at the left edge and `right` at the right one, cutting `left` to fit."""
     room = width - width_of(right)

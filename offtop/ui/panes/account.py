@@ -12,7 +12,7 @@ from offtop.model.viewmodel.seconds import AccountPicture
 from offtop.model.windows.breakdown import RUN_QUEUE
 from offtop.ui.kit.columns import Column
 from offtop.ui.kit.glyphs import Glyphs
-from offtop.ui.kit.lines import Line, Pen, cut_spans, fit, plain
+from offtop.ui.kit.lines import Line, Pen, fit, fit_spans, plain
 from offtop.units import average, count, percent, threads
 
 BAR_CELLS = 16
@@ -43,7 +43,7 @@ def lines(shown: AccountPicture | None, common: Common, pen: Pen) -> list[Line]:
         figures += _rest(shown, whole_ns)
     return [
         Line(((name, "waiting"), *drawn)),
-        Line(cut_spans(figures, pen.width)),
+        Line(fit_spans(figures, pen.width, pen.glyphs)),
         *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (shown.budget.lines if shown.budget else [])),
     ]
 
