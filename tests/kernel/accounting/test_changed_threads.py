@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from offtop.kernel.accounting import changed_threads
 from offtop.kernel.accounting.changed_threads import ChangedThreads
-from offtop.kernel.accounting.drain import _visited_once  # pyright: ignore[reportPrivateUsage]
-from offtop.kernel.bpf import layout
+from offtop.kernel.accounting.drain import Drain
+from offtop.kernel.accounting.tick_records import RuntimeSamples
+from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.map_sizes import RUNNING
-from offtop.kernel.bpf.scan_rows import STACK_ROW, TASK_ROW, THREAD_ROW, Scan
+from offtop.kernel.bpf.scan_rows import TASK_ROW, THREAD_ROW
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.table import integers
 from tests.kernel import programs, watch
 from tests.kernel.watch import MS, Watch
@@ -99,14 +102,22 @@ def test_threads_queued_for_their_first_cpu_are_added_until_the_next_scan_of_wai
             some.forget_running()
 
 
-def test_a_thread_that_is_visited_twice_has_run_once() -> None:
+def test_a_thread_that_is_visited_twice_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time its record is empty, and it has run on."""
-    tasks = np.zeros(4, TASK_ROW)
-    tasks["tid"] = [7, 8, 7, 9]
-    tasks["flags"] = [layout.SCANNED_THREAD, layout.SCANNED_THREAD, layout.SCANNED_RAN, layout.SCANNED_RAN]
-    nothing = np.empty(0, np.int64)
-    scan = Scan(tasks, np.array([0, 1]), np.zeros(2, THREAD_ROW), nothing, np.zeros(0, STACK_ROW), {})
-    assert _visited_once(scan)["tid"].tolist() == [7, 8, 9]
+    visited = np.zeros(4, TASK_ROW)
+    visited["pid"] = visited["tid"] = [7, 8, 7, 9]
+    visited["flags"] = [layout.SCANNED_THREAD, layout.SCANNED_THREAD, layout.SCANNED_RAN, layout.SCANNED_RAN]
+    visited["exec_ns"] = [0, 0, 31, 40]
+    records = np.zeros(2, THREAD_ROW)
+    records["exec_ns"] = [30, 20]
+    raw = b"".join([visited[0], records[0], visited[1], records[1], visited[2], visited[3]])
+    monkeypatch.setattr(libbpf, "read_iterator", bytes)
+    program: Any = SimpleNamespace(maps={"scan_mode": Written()}, scan_links=(raw,), changed_link=None)
+    ran = list[RuntimeSamples]()
+    threads = Drain(program, Catalog(), *[Mock()] * 5, begin=Mock()).threads(0, ran, [], alone=False, every=True)
+    assert threads.ids[:, 1].tolist() == [7, 8]
+    rows = RuntimeSamples.all(ran).rows
+    assert sorted(zip(rows["key"][:, 1].tolist(), rows["exec_ns"].tolist(), strict=True)) == [(7, 30), (8, 20), (9, 40)]
 
 
 def test_all_threads_are_visited_if_more_may_have_run_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
