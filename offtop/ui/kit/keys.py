@@ -132,7 +132,11 @@ KEYS = (
         bar="/ filter",
         group="Select",
     ),
-    KeyRow("next_hit", "n", "go to the next or previous match; without a search: outlier"),
+    KeyRow(
+        "next_hit",
+        "n",
+        "go to the next or previous match, once Enter has made the search a filter; without a search: outlier",
+    ),
     KeyRow("previous_hit", "N"),
     KeyRow("filter", "backslash,f4,o", "filter, e.g. comm=mysql* max>10ms cat!=poll; empty: show everything"),
     KeyRow("user", "u", "show only one user's processes; empty: all users"),
