@@ -245,14 +245,16 @@ async def test_escape_leaves_a_cause_or_object_without_matches_and_keeps_the_fil
 
 
 @asynchronous
-async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
+async def test_sum_of_rows_that_are_not_on_the_screen_stays_on_the_last_line() -> None:
     many = [Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", (), (n,), running_ms=n) for n in range(1, 41)]
     async with shown(ScriptedSource(many, ticks=12, machine=Machine(2))) as (app, pilot):
         await pilot.press("\\", *"max>20ms", "enter", "tab")
         for keys in ((), ("end",), ("up", "up"), ("A", "home"), ("end",)):
             await pilot.press(*keys)
             *above, rest = pane(app, LIST)[2:]
-            assert rest.split()[:2] == ["20", "more"]
+            assert app.picture is not None
+            below = 20 - app.picture.listed.first - len(above)
+            assert rest.split()[:2] == [str(20 + below), "more"]
             assert all(above) and sum(line.startswith(">") for line in above) == 1
         assert app.picture is not None and len(app.picture.listed.ranking.rows) == 20
         assert app.picture.listed.ranking.elided is not None
@@ -261,6 +263,21 @@ async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
         assert rest.split()[2:5] == ["0.21", "0.00", "0.21"]
         await pilot.press("\\", *["backspace"] * 8, "enter", "end")
         assert pane(app, LIST)[-1].startswith(">"), "without hidden rows, the last line is a row"
+
+
+@asynchronous
+async def test_rows_below_those_on_the_screen_are_summed_up_until_the_last_one_is_shown() -> None:
+    many = [Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", (), (n,)) for n in range(1, 41)]
+    async with shown(ScriptedSource(many, ticks=12)) as (app, pilot):
+        await pilot.press("tab")
+        *above, rest = pane(app, LIST)[2:]
+        below = 40 - len(above)
+        assert rest.split()[:3] == [str(below), "more", f"{sum(range(1, below + 1)) / 1000:.2f}"]
+        await pilot.press("end")
+        *above, last = pane(app, LIST)[2:]
+        assert last.split()[:3] == [">", "1", "p1"] and above[0].split()[0] == str(len(above) + 1)
+        await pilot.press("home")
+        assert pane(app, LIST)[-1] == rest
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

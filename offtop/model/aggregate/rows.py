@@ -593,6 +593,28 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
     )
 
 
+class Visible(NamedTuple):
+    """Rows of a table on the screen."""
+
+    first: int
+    end: int
+    below: Row | None
+    """Sum of the rows below; None: there are none."""
+
+
+def visible(ranking: Ranking, cursor: int, room: int) -> Visible:
+    """Return which rows are on the screen, among them the one under the cursor.
+
+    `room` is the number of rows, including the sum of those below.
+    """
+    count, least_below = len(ranking.rows), ranking.elided is not None
+    first = min(max(0, cursor - (room - 1) // 2), max(0, count - max(1, room - least_below)))
+    end = first + max(1, room - (least_below or first + room < count))
+    below = [row for row in ranking.rows[end:] if row.storm == NO_STORM]  # its waits are in other rows
+    below += [ranking.elided] if ranking.elided else []
+    return Visible(first, end, summed_up(below, ranking.whole.total_ns) if below else None)
+
+
 def place_rows(
     table: Mapping[tuple[int, ...], PartTuple], span_ns: int, limit: int, compare: Compare | None = None
 ) -> Ranking:

@@ -15,11 +15,13 @@ from offtop.model.aggregate.rows import (
     Order,
     Ranking,
     Row,
+    Visible,
     cgroup_of,
     cgroup_rows,
     kept_rows,
     process_rows,
     thread_rows,
+    visible,
 )
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
@@ -50,6 +52,8 @@ class ListPicture:
     """Row under the cursor."""
     first: int
     """First row on the screen."""
+    below: Row | None
+    """Sum of the rows below those on the screen; None: there are none."""
     account_lines: int
     """How many lines of the list the account of the selection takes."""
     threads_of: Mapping[int, int]
@@ -83,14 +87,16 @@ class Listing:
         `sites` is the selection by site.
         """
         account_lines = account.lines if account and lines >= _LEAST_BESIDE_ACCOUNT else 0
-        ranking, cursor, first = Ranking(), 0, 0
+        ranking, cursor, seen = Ranking(), 0, Visible(0, 0, None)
         if scene.gathered:
-            ranking, cursor, first = self._listed(scene, max(1, lines - account_lines), sites)
+            ranking, cursor, seen = self._listed(scene, max(1, lines - account_lines), sites)
         caveat = scene.comparison.caveat if scene.comparison else ""
-        return ListPicture(ranking, cursor, first, account_lines, scene.threads_of, marked, caveat)
+        return ListPicture(ranking, cursor, seen.first, seen.below, account_lines, scene.threads_of, marked, caveat)
 
-    def _listed(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], PartTuple]) -> tuple[Ranking, int, int]:
-        """Return the rows, the one under the cursor, and the first on the screen.
+    def _listed(
+        self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], PartTuple]
+    ) -> tuple[Ranking, int, Visible]:
+        """Return the rows, the one under the cursor, and those on the screen.
 
         `room` is the number of visible rows, including the one that sums up the rest.
         """
@@ -101,18 +107,17 @@ class Listing:
             rows = kept_rows(rows, view.filter.keeps, _ROWS)
         if view.lists_wakers:
             rows = rows._replace(rows=(*storms(scene, rows), *rows.rows))
-        room = max(1, room - (rows.elided is not None))
         cursor = _cursor_row(scene, made, rows)
-        first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
-        begin, end = (0, len(rows.rows)) if view.is_searched else (first, first + room)
+        at = visible(rows, cursor, room)
+        begin, end = (0, len(rows.rows)) if view.is_searched else (at.first, at.end)
         seen = rows.rows[begin:end]
         seen = with_tops(seen, scene, made) if view.lists_sleepers else self._waker_list.with_tops(seen, scene)
         rows = rows._replace(rows=(*rows.rows[:begin], *seen, *rows.rows[end:]))
-        seen = rows.rows[first : first + room]
+        seen = rows.rows[at.first : at.end]
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         if view.lists_sleepers and not view.lists_account:
             seen = self._with_places(seen, scene, made, sites)
-        return rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first
+        return rows._replace(rows=(*rows.rows[: at.first], *seen, *rows.rows[at.end :])), cursor, at
 
     def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folded) -> list[Row]:
         """Add to each row the rule for the place where it waited."""

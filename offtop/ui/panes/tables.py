@@ -208,8 +208,8 @@ def rows(listed: ListPicture, of_selection: AccountPicture | None, common: Commo
             lines.append(wakers.storm_line(common, row, mark, base, pen))
         else:
             lines.append(line_of(columns, row, mark, base, pen))
-    if ranking.elided and len(lines) < pen.height:
-        lines.append(line_of(columns, ranking.elided, "  ", "text", pen))
+    if listed.below and len(lines) < pen.height:
+        lines.append(line_of(columns, listed.below, "  ", "text", pen))
     return lines
 
 
@@ -236,7 +236,7 @@ def seen_rows(listed: ListPicture, pen: Pen) -> Sequence[Row]:
     Title, account and column titles are above them; below them is one row for all others.
     """
     room = pen.height - 2 - listed.account_lines
-    room = max(min(1, room), room - (listed.ranking.elided is not None))
+    room = max(min(1, room), room - (listed.below is not None))
     return listed.ranking.rows[listed.first : listed.first + room]
 
 
