@@ -337,6 +337,26 @@ async def test_too_long_user_name_is_refused() -> None:
 
 
 @asynchronous
+async def test_down_and_end_reach_every_category() -> None:
+    names = ["lock", "pipe", "fsync", "disk-read", "disk-write", "swap", "child", "reclaim", "net-recv", "throttle"]
+    many = [Waits("p", 1, "p", 1, name, name, (), (90 - n,)) for n, name in enumerate(names)]
+    async with shown(ScriptedSource(many, ticks=12)) as (app, pilot):
+        first = rows_of(app, CATEGORIES)
+        assert first[-1].split()[:2] == ["4", "more"]
+        for name in names:
+            await pilot.press("down")
+            assert app.view.category == name
+            assert [line.split()[1] for line in rows_of(app, CATEGORIES) if line.startswith(">")] == [name]
+        assert len(rows_of(app, CATEGORIES)) == len(first)
+        await pilot.click(offset=(5, top(app, CATEGORIES) + 2))
+        assert app.view.category == names[-7]
+        await pilot.press("home")
+        assert rows_of(app, CATEGORIES) == first
+        await pilot.press("end")
+        assert app.view.category == names[-1]
+
+
+@asynchronous
 async def test_x_mutes_a_category_and_f_unmutes_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("X")

@@ -325,7 +325,8 @@ def category_rows(
 
     Filtered time is no row; the header shows it.
     """
-    table = by_category(one, idle_shown, filtered_shown=False)
+    found = by_category(one, idle_shown, filtered_shown=False)
+    table = {category: part for category, part in found.items() if any(part)}
     all_idle = {leaf.category for leaf in one.categories} - {leaf.category for leaf in one.categories if not leaf.idle}
     made = ranked(
         table,

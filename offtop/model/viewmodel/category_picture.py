@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from offtop.model.aggregate.rows import WAITING, Order, Ranking, category_rows
+from offtop.model.aggregate.rows import WAITING, Order, Ranking, Visible, category_rows, visible
 from offtop.model.aggregate.selection import Parts
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
@@ -21,6 +21,7 @@ _LIST_ONLY_SORTS = ("PID", "NAME")
 @dataclass(frozen=True, slots=True)
 class CategoriesPicture:
     ranking: Ranking
+    seen: Visible
     sparks: Mapping[str, Series]
     """By category, over the last minute; breakdown.ALL is the sum."""
     oldest: Age
@@ -32,18 +33,21 @@ class CategoriesPicture:
 def categories_picture(scene: Scene, room: Room) -> CategoriesPicture:
     ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=scene.view.idle_shown)))
     ever = scene.filter_cache.chosen(scene.ever) if scene.ever else None
-    ranking = _ranking(scene, room.categories, ages, ever)
+    ranking = _ranking(scene, ages, ever)
+    cursor = next((at for at, row in enumerate(ranking.rows) if row.key == scene.view.category), 0)
+    seen = visible(ranking, cursor, room.categories)
     lifetime_ns = _waiting_ns(ever, scene.view.idle_shown)[ALL] if ever else 0
-    return CategoriesPicture(ranking, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE), lifetime_ns)
+    return CategoriesPicture(
+        ranking, seen, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE), lifetime_ns
+    )
 
 
-def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age], ever: Parts | None) -> Ranking:
+def _ranking(scene: Scene, ages: Mapping[str, Age], ever: Parts | None) -> Ranking:
     view, comparison = scene.view, scene.comparison
     return category_rows(
         replace(scene.breakdown, categories=scene.chosen),
         Order(
             WAITING if view.sort in _LIST_ONLY_SORTS else view.table_sort,
-            limit=rows,
             compare=comparison.categories() if comparison else None,
         ),
         idle_shown=view.idle_shown,

@@ -45,7 +45,8 @@ class CategoriesPane(Pane):
         self._display.set_view(drilling.at_category(view, keys[within(index + step, keys)]))
 
     def click(self, picture: Picture, x: int, y: int) -> None:
-        keys = [ALL, *(row.key for row in picture.categories.ranking.rows)]
+        rows, seen = picture.categories.ranking.rows, picture.categories.seen
+        keys = [ALL, *(row.key for row in rows[seen.first : seen.end])]
         if y == 0:
             columns = category_columns(picture.categories, picture.common, self._pen)
             self._sorting.sort_by_title(sort_at(columns, CATEGORY_MARK, x))

@@ -94,7 +94,8 @@ def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool,
         spans.append((f" lost {count(sum(shown.lost.values()))}", "lost"))
     if top := shown.top_category:
         longest = duration(top.part.max_ns)
-        spans.append((f", {top.name} {three(top.waiting)}{f' max {longest}' if longest else ''}", "text"))
+        text = f", {top.name} {three(top.waiting)}{f' max {longest}' if longest else ''}"
+        spans += [(text, "text")] if width_of(spans) + len(text) <= layout.width else []
     return [spread(spans, [], layout.width)]
 
 

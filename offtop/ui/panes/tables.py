@@ -164,13 +164,13 @@ def categories(shown: CategoriesPicture, common: Common, pen: Pen) -> list[Line]
         before=ranking.before,
     )
     lines = [heads(columns, view.table_sort, CATEGORY_MARK)]
-    for row in (everything, *ranking.rows):
+    for row in (everything, *ranking.rows[shown.seen.first : shown.seen.end]):
         chosen = row.key == view.category
         base = ("cursor" if view.focus == CATEGORIES else "cursor-away") if chosen else "text"
         named = row._replace(name=f"~{row.name}") if row.idle else row
         lines.append(line_of(columns, named, ">" if chosen else " ", base, pen))
-    if ranking.elided:
-        lines.append(line_of(columns, ranking.elided, " ", "text", pen))
+    if shown.seen.below:
+        lines.append(line_of(columns, shown.seen.below, " ", "text", pen))
     return lines
 
 

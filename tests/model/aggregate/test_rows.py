@@ -1,5 +1,7 @@
 """Rows are in order, and those beyond the limit are summed up in a row."""
 
+from dataclasses import replace
+
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
 from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.aggregate.rows import (
@@ -54,6 +56,12 @@ def test_hiding_idle_time_changes_the_shares_of_the_others() -> None:
     assert keys(ranking) == ["lock"]
     assert ranking.rows[0].share_pct == 100
     assert ranking.whole.total_ns == 5 * SECOND
+
+
+def test_category_without_waits_has_no_row_and_is_not_summed_up() -> None:
+    waited_before = replace(CUT, categories={**CUT.categories, Leaf("pipe"): Part()})
+    assert category_rows(waited_before) == category_rows(CUT)
+    assert keys(category_rows(waited_before, keep="pipe")) == ["poll", "lock", "pipe"]
 
 
 def test_processes_of_a_category() -> None:

@@ -111,7 +111,10 @@ def test_changes_of_a_list_add_up_to_the_change_of_the_whole(mode: str, view: di
         assert every_change([*ranking.rows, *([ranking.elided] if ranking.elided else [])]) == pytest.approx(
             change, abs=0.02
         )
-    assert len(picture.categories.ranking.rows) <= limit
+    ranking, seen = picture.categories.ranking, picture.categories.seen
+    on_screen = [*ranking.rows[seen.first : seen.end], *([seen.below] if seen.below else [])]
+    assert len(on_screen) <= limit
+    assert every_change(on_screen) == pytest.approx(every_change(ranking.rows), abs=0.02)
 
 
 def changes_of(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:

@@ -234,6 +234,15 @@ async def test_one_line_screen_shows_sampling_and_bpf_shows_none() -> None:
         assert "SAMPLED" not in "".join(screen(app))
 
 
+@pytest.mark.parametrize(
+    ("width", "text"), [(60, "offtop 0.78 waiting, lock 0.58 max 300ms"), (39, "offtop 0.78 waiting")]
+)
+@asynchronous
+async def test_one_line_screen_shows_the_largest_category_if_it_fits(width: int, text: str) -> None:
+    async with shown(ScriptedSource(ticks=12), (width, 1)) as (app, _):
+        assert screen(app) == [text]
+
+
 @asynchronous
 async def test_unread_stacks_point_to_what_hangs() -> None:
     async with shown(ScriptedSource([BUSY], lost={"unread": 2}), (160, 24)) as (app, pilot):
