@@ -337,7 +337,7 @@ class SimulatedThreads:
         records["waits"][at] += ended
         records["offcpu_ns"][at] += ended * wait_ns
         records["max_ns"][at] = wait_ns
-        records["histogram"][at, lane] += ended
+        records["histogram"][at, lane] += ended.astype(np.uint32)
         for number in range(_PLACES_OF_A_THREAD):
             slot = (self._waits[at] + number) % _PLACES_OF_A_THREAD
             count = (ended + _PLACES_OF_A_THREAD - 1 - number) // _PLACES_OF_A_THREAD
@@ -345,7 +345,7 @@ class SimulatedThreads:
             numbers[at, slot, 0] += count
             numbers[at, slot, 1] += count * wait_ns
             numbers[at, slot, 3] = np.where(count, wait_ns, numbers[at, slot, 3])
-            recorded.sites["lanes"][at, slot, lane] += count
+            recorded.sites["lanes"][at, slot, lane] += count.astype(np.uint32)
         self._waits[at] += ended
         self._begin_ns[at] = begin_ns + ended * (wait_ns + _RUN_NS)
 

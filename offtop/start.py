@@ -3,7 +3,7 @@
 import signal
 
 _LEAST_LARGE_BYTES, _MOST_LARGE_BYTES = 1 << 20, 32 << 20
-_LARGE_BYTES_PER_THREAD = 128
+_LARGE_BYTES_PER_THREAD = 96
 """Most matrices of a tick have fewer bytes for each thread of the machine: their memory is used again."""
 _GC_THRESHOLD = 200_000
 """Allocations between two garbage collections. A tick allocates many thousands of tuples and no cycles."""
