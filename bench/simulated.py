@@ -196,7 +196,8 @@ class SimulatedThreads:
         self._checked_ns: tuple[int, int] | None = None
         """Time that was counted, and that the threads waited, until the second one."""
         self._buffers = _Recorded(count), _Recorded(count)
-        self._active = 0
+        self._active, self._switched_ns = 0, 0
+        """The buffer that is being written, and since when."""
         self._names = np.array([b"worker-%d" % one for one in (number % 100).tolist()], "S16")
         symbols = KernelSymbols.read()
         stacks = [[symbols.address_of(name) for name in place] for place in _PLACES]
@@ -272,7 +273,7 @@ class SimulatedThreads:
     def _scan_waits(self, is_prime: bool) -> bytes:
         now_ns = time.monotonic_ns()
         if not self._first_ns:
-            self._begin_ns[:] = now_ns
+            self._begin_ns[:] = self._switched_ns = now_ns
         self._advance(now_ns)
         records = self._buffers[self._active].records
         is_waiting = self._begin_ns <= now_ns
@@ -318,7 +319,7 @@ class SimulatedThreads:
         records = self._buffers[self._active].records
         is_waiting = (records["state"] != 0) & (self._begin_ns <= now_ns)
         records["switched_out_ns"][is_waiting] = self._begin_ns[is_waiting]
-        self._active = 1 - self._active
+        self._active, self._switched_ns = 1 - self._active, now_ns
 
     def _advance(self, to_ns: int) -> None:
         """Record the waits that have ended by then. All waits of a thread are of the same length."""
@@ -348,6 +349,8 @@ class SimulatedThreads:
             recorded.sites["lanes"][at, slot, lane] += count.astype(np.uint32)
         self._waits[at] += ended
         self._begin_ns[at] = begin_ns + ended * (wait_ns + _RUN_NS)
+        began = np.flatnonzero((self._begin_ns > self._switched_ns) & (self._begin_ns <= to_ns))
+        records["tid_acquired_ns"][began] = records["state"][began] = 1
 
     def _sites(self, buffer: int) -> Iterator[tuple[memoryview, memoryview]]:
         with self._apart():
