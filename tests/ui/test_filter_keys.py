@@ -278,6 +278,9 @@ async def test_rows_below_those_on_the_screen_are_summed_up_until_the_last_one_i
         assert last.split()[:3] == [">", "1", "p1"] and above[0].split()[0] == str(len(above) + 1)
         await pilot.press("home")
         assert pane(app, LIST)[-1] == rest
+        await pilot.press("end", "escape")
+        assert app.view.focus == CATEGORIES
+        assert pane(app, LIST)[-1] == rest, "only the focused list is scrolled"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

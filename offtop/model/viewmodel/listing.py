@@ -31,7 +31,7 @@ from offtop.model.values.waits import NO_WAITS, WaitList
 from offtop.model.viewmodel.row_places import Folded, sites_of_processes, sites_of_threads, with_tops
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
-from offtop.model.viewmodel.view import View
+from offtop.model.viewmodel.view import CATEGORIES, View
 from offtop.model.viewmodel.waker_list import WakerList, storms
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import NO_PART, SHORT, Leaf, PartTuple, by_process, by_thread, total
@@ -108,7 +108,7 @@ class Listing:
         if view.lists_wakers:
             rows = rows._replace(rows=(*storms(scene, rows), *rows.rows))
         cursor = _cursor_row(scene, made, rows)
-        at = visible(rows, cursor, room)
+        at = visible(rows, 0 if view.focus == CATEGORIES else cursor, room)
         begin, end = (0, len(rows.rows)) if view.is_searched else (at.first, at.end)
         seen = rows.rows[begin:end]
         seen = with_tops(seen, scene, made) if view.lists_sleepers else self._waker_list.with_tops(seen, scene)
