@@ -31,8 +31,8 @@ from offtop.kernel.tracing.parts import Loaded, Parts
 from offtop.kernel.tracing.tick import Flipped, Plan, TickStages
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import UNKNOWN
-from offtop.model.values.disks import DISK, LIST_NOUNS
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import DISK, LIST_NOUNS, DiskActivity
+from offtop.model.values.files import FILE, FileActivity
 from offtop.model.values.outlier import NEVER_NS, Thresholds
 from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
 from offtop.model.values.stack import Frame
@@ -54,6 +54,7 @@ _INACCESSIBLE = (
 _NO_SYMBOLS = "Categories, wakers, kernel function names and wait objects are unavailable."
 
 
+A = TypeVar("A", FileActivity, DiskActivity)
 C = TypeVar("C", FileCalls, DiskRequests)
 
 
@@ -64,6 +65,18 @@ class _Counter(Generic[C]):
         self.what = what
         self.now: C | None = None
         """None while it is not counted."""
+        self._is_whole = False
+        """It has been counted since the last tick."""
+
+    def switch(self, now: C | None) -> C | None:
+        """Count by `now`, and return what was used before."""
+        was, self.now, self._is_whole = self.now, now, False
+        return was
+
+    def of_tick(self, counted: A | None) -> A | None:
+        """Return what was counted in a tick. None if counting began in it: rates would be too low."""
+        was_whole, self._is_whole = self._is_whole, counted is not None
+        return counted if was_whole else None
 
     def close(self) -> None:
         now, self.now = self.now, None
@@ -321,8 +334,8 @@ class LiveSource(LiveFeed):
             calls=stages.calls,
             blockers=blockers,
             titles=parts.titles.titles,
-            files=self._files.now.take(own_pids) if self._files.now else None,
-            disks=self._disks.now.take(own_pids) if self._disks.now else None,
+            files=self._files.of_tick(self._files.now.take(own_pids) if self._files.now else None),
+            disks=self._disks.of_tick(self._disks.now.take(own_pids) if self._disks.now else None),
         )
 
     @contextlib.contextmanager
@@ -401,7 +414,7 @@ class LiveSource(LiveFeed):
                 if self._closed:
                     unused = now
                 else:
-                    unused, counter.now = counter.now, now
+                    unused = counter.switch(now)
                     self._watch_cost()
             if unused:
                 unused.program.close()

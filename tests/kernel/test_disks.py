@@ -151,7 +151,7 @@ def test_nothing_is_attached_in_other_modes() -> None:
         assert watched.tick().disks is None
         watched.source.set_counted(DISK, True)
         assert tracepoints() == before + 9
-        assert watched.tick().disks is not None
+        assert [watched.tick().disks is None for _ in range(3)] == [True, False, False], "it began within a tick"
         watched.source.set_counted(DISK, False)
         assert tracepoints() == before
         assert watched.tick().disks is None
