@@ -100,7 +100,11 @@ DIALS: dict[str, Dial] = {
 
 
 @pytest.mark.parametrize(
-    "dials", [*([dial] for dial in DIALS.values()), [*DIALS.values()]], ids=[*DIALS, "all of them"]
+    "dials",
+    [
+        *(pytest.param([dial], id=name, marks=pytest.mark.variant) for name, dial in DIALS.items()),
+        pytest.param([*DIALS.values()], id="all of them"),
+    ],
 )
 def test_each_wait_counts_once_while_the_detail_changes_in_each_tick(
     dials: list[Dial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

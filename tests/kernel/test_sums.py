@@ -190,7 +190,7 @@ def busy(storm: Path) -> AbstractContextManager[programs.Program]:
     return programs.running(["nice", "-n", "19", storm])
 
 
-@pytest.mark.parametrize("threads", [0, 1 << 30])
+@pytest.mark.parametrize("threads", [0, pytest.param(1 << 30, marks=pytest.mark.variant)])
 def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(
     live: Watch, storm: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
