@@ -1,4 +1,4 @@
-"""A recording on one page: time range, totals, the longest waits, outliers, wakers, and waits still in progress."""
+"""A recording on one page: time range, suspects, totals, longest waits, outliers, wakers, and waits in progress."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -257,12 +257,11 @@ class _Totals:
                 f"ticks: {self._ticks:,}, measured {duration(window.span_ns)}",
                 f"most waiting: {self._most_waiting}",
                 "",
+                *([*_suspect_lines(self._suspects), ""] if self._suspects else []),
                 *_program_lines(window, last.idle, self._source, stuck, self._cause_finder),
                 *_file_lines(window, self._files_ns),
                 *_disk_lines(window, self._disks_ns),
             ]
-        if self._suspects:
-            lines += [*_suspect_lines(self._suspects), ""]
         if self._longest:
             longest = sorted(self._longest, reverse=True)
             lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, longest), ""]

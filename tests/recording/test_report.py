@@ -234,4 +234,5 @@ def test_report_says_what_others_waited_for_and_when(tmp_path: Path) -> None:
     says = "..:..:01-..:..:06  3 threads of shop wait for a mutex .11.0s., held by holder.50., which waits for"
     assert re.match(says, lines[at + 1]), "with the age in the last tick"
     assert lines[at + 2] == ""
+    assert at < next(number for number, line in enumerate(lines) if line.startswith("WAIT CATEGORY")), "causes first"
     assert "SUSPECTS" not in "\n".join(written(path))
