@@ -17,15 +17,14 @@ def main() -> None:
     import os
     import sys
     from contextlib import suppress
-    from pathlib import Path
 
     from offtop.heap import limit_heap
+    from offtop.kernel.bpf.map_sizes import threads_now
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would otherwise start one unused thread per CPU
     wanted_bytes = 0
     with suppress(OSError, ValueError, IndexError):  # /proc is not mounted, or is another one
-        threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
-        wanted_bytes = _LARGE_BYTES_PER_THREAD * threads
+        wanted_bytes = _LARGE_BYTES_PER_THREAD * threads_now()
     limit_heap(min(_MOST_LARGE_BYTES, max(_LEAST_LARGE_BYTES, wanted_bytes)))
     gc.set_threshold(_GC_THRESHOLD, 20, 100)
     try:
