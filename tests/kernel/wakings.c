@@ -240,15 +240,21 @@ static NOINLINE void on_one_cpu(void)
 	sched_setaffinity(0, sizeof(one), &one);
 }
 
-/* Wakes the sleeper, and keeps it from the CPU for a while. */
-static NOINLINE void *greedy(void *unused)
+/* Let no ordinary thread preempt this one. */
+static void run_first(void)
 {
 	struct sched_param first = {1};
 
-	prctl(PR_SET_NAME, "greedy");
-	tell("greedy", gettid());
 	if (sched_setscheduler(0, SCHED_FIFO, &first))
 		exit(1);
+}
+
+/* Wakes the sleeper, and keeps it from the CPU for a while. */
+static NOINLINE void *greedy(void *unused)
+{
+	prctl(PR_SET_NAME, "greedy");
+	tell("greedy", gettid());
+	run_first();
 	wait_futex(&words[2]);
 	for (int i = 0; i < times; i++) {
 		rest();
@@ -340,8 +346,10 @@ int main(int count, char **words_given)
 		}
 		usleep(50000);
 	} else if (!strcmp(kind, "storm")) {
+		on_one_cpu();
 		for (long i = 0; i < 100; i++)
 			pthread_create(&threads[i], 0, member, (void *)i);
+		run_first();
 		usleep(50000);
 		next();
 		for (int i = 0; i < times; i++) {
