@@ -4,6 +4,7 @@ A thread reads what arrives. When the connection is lost, it connects again, aft
 shown stays, and the time in between is counted as not measured.
 """
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -358,7 +359,7 @@ class RemoteSource(LiveFeed):
                     raise ValueError(self._failure)
             if monotonic_ns() - alive_ns > _ALIVE_NS:
                 alive_ns = monotonic_ns()
-                connection.send(b"\n")
+                _keep_alive(connection)
                 self._attempts = self._attempts if alive_ns - began_ns < _STABLE_NS else 0
             messages = connection.receive(_POLL_S)
             if not messages and connection.silent_ns > self._delay_ns + _SILENT_NS:
@@ -372,7 +373,7 @@ class RemoteSource(LiveFeed):
             self._streamed_names.add(names)
             with self._changed:
                 while not self._changed.wait_for(lambda: self._has_room or self._closed, _ALIVE_NS / NS_PER_S):
-                    connection.send(b"\n")
+                    _keep_alive(connection)
                 self._ticks.append(_Queued(self._stream, self._hello.boot, tick))
                 self._changed.notify_all()
         elif kind == stream.NAMES:
@@ -443,3 +444,9 @@ class RemoteSource(LiveFeed):
                     self._repeated.add(number)
             self._changed.notify_all()
         self._report(f"the connection to {self._target.name} is back; the time without it was not measured")
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Send an empty request. A host that takes none may have ended: receive() says so once it has read the rest."""
+    with contextlib.suppress(DisconnectedError):
+        connection.send(b"\n")

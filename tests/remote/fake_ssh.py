@@ -22,7 +22,10 @@ def main(directory: Path, *words: str) -> int:
     while not (directory / f"{number}.json").exists():
         number -= 1
     act = json.loads((directory / f"{number}.json").read_text())
-    threading.Thread(target=keep_requests, args=(directory,), daemon=True).start()
+    if act.get("listens", True):
+        threading.Thread(target=keep_requests, args=(directory,), daemon=True).start()
+    else:
+        os.close(0)
     sys.stderr.write(act.get("says", ""))
     sys.stderr.flush()
     for sent in act.get("sends", []):

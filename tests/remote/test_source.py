@@ -115,6 +115,14 @@ def test_a_message_may_arrive_byte_by_byte(stage: Stage) -> None:
         assert len(in_json(source)) == 1
 
 
+def test_what_a_host_sends_counts_even_if_it_takes_no_more_requests(stage: Stage) -> None:
+    raw = ticks(stage.path, range(6), ends=True)
+    stage.act(1, [raw[:-1000], raw[-1000:]], pause_s=0.2, listens=False)
+    with closing(stage.open()) as source:
+        assert len(in_json(source)) == 5
+    assert len(stage.started) == 1
+
+
 def test_a_lost_connection_is_reported_and_made_again(stage: Stage) -> None:
     said: list[str] = []
     stage.act(1, [ticks(stage.path, range(3))], status=255, says="Connection reset by peer\n", stays_s=0.3)
