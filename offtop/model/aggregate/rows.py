@@ -594,6 +594,15 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
     )
 
 
+def first_seen(count: int, cursor: int, lines: int, line: int | None) -> int:
+    """Return the first of `count` rows on the screen.
+
+    The row under the cursor is on that line if that leaves no line empty; None: on the middle one.
+    """
+    at = lines // 2 if line is None else min(line, lines - 1)
+    return min(max(0, cursor - max(0, at)), max(0, count - lines))
+
+
 class Visible(NamedTuple):
     """Rows of a table on the screen."""
 
@@ -603,13 +612,14 @@ class Visible(NamedTuple):
     """Sum of the rows below; None: there are none."""
 
 
-def visible(ranking: Ranking, cursor: int, room: int) -> Visible:
+def visible(ranking: Ranking, cursor: int, room: int, line: int | None = None) -> Visible:
     """Return which rows are on the screen, among them the one under the cursor.
 
-    `room` is the number of rows, including the sum of those below.
+    `room` is the number of rows, including the sum of those below. `line`: see first_seen().
     """
     count, least_below = len(ranking.rows), ranking.elided is not None
-    first = min(max(0, cursor - (room - 1) // 2), max(0, count - max(1, room - least_below)))
+    at = (room - 1) // 2 if line is None else min(line, room - 2)
+    first = first_seen(count, cursor, max(1, room - least_below), at)
     end = first + max(1, room - (least_below or first + room < count))
     below = [row for row in ranking.rows[end:] if row.storm == NO_STORM]  # its waits are in other rows
     below += [ranking.elided] if ranking.elided else []

@@ -29,16 +29,16 @@ from offtop.model.viewmodel.view_changes import about, filtered, in_cgroup, into
 from offtop.model.windows.breakdown import ALL
 
 
-def at_category(view: View, category: str) -> View:
-    """Move the cursor of the categories."""
-    return about(view, category=category, cursor=None) if category != view.category else view
+def at_category(view: View, category: str, line: int | None = None) -> View:
+    """Move the cursor of the categories. `line`: see View."""
+    return about(view, category=category, cursor=None, line=line) if category != view.category else view
 
 
-def at_row(view: View, key: Key) -> View:
-    """Move the cursor of the list; if a thread is selected, select that one instead."""
+def at_row(view: View, key: Key, line: int | None = None) -> View:
+    """Move the cursor of the list; if a thread is selected, select that one instead. `line`: see View."""
     if view.thread is not None and isinstance(key, ThreadKey) and key != view.thread:
-        return about(view, thread=key, cursor=key)
-    return replace(view, cursor=key)
+        return about(view, thread=key, cursor=key, line=line)
+    return replace(view, cursor=key, line=line)
 
 
 def entered(view: View, key: Key | None) -> View:

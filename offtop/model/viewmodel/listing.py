@@ -108,7 +108,7 @@ class Listing:
         if view.lists_wakers:
             rows = rows._replace(rows=(*storms(scene, rows), *rows.rows))
         cursor = _cursor_row(scene, made, rows)
-        at = visible(rows, 0 if view.focus == CATEGORIES else cursor, room)
+        at = visible(rows, 0 if view.focus == CATEGORIES else cursor, room, view.line)
         begin, end = (0, len(rows.rows)) if view.is_searched else (at.first, at.end)
         seen = rows.rows[begin:end]
         seen = with_tops(seen, scene, made) if view.lists_sleepers else self._waker_list.with_tops(seen, scene)

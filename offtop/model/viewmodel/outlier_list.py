@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from offtop.model.aggregate.rows import first_seen
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import Group, Outliers, groups
 from offtop.units import NS_PER_S
@@ -39,11 +40,10 @@ class OutlierList:
             self._made = every, groups(every)
         return self._made[1]
 
-    def of(self, cursor: Which | None, lines: int) -> OutliersPicture:
+    def of(self, cursor: Which | None, lines: int, line: int | None) -> OutliersPicture:
         every = self.every[::-1]
         on = next((row for row, one in enumerate(every) if which(one) == cursor), 0)
-        first = min(max(0, on - lines // 2), max(0, len(every) - lines))
-        return OutliersPicture(every, on, first, self._outliers.dropped)
+        return OutliersPicture(every, on, first_seen(len(every), on, lines, line), self._outliers.dropped)
 
     def marked(self, at_ns: int) -> frozenset[int | ThreadKey]:
         """Return the processes and threads with an outlier in the minute until `at_ns`."""

@@ -62,9 +62,9 @@ def row_closed(view: View) -> View:
     return _with_io_list(view, opened=False)
 
 
-def at_row(view: View, pane: str, key: FileKey | DiskKey) -> View:
-    """Move the cursor of the list of file operations or of requests to disks."""
-    return _with_io_list(replace(view, focus=pane), cursor=key)
+def at_row(view: View, pane: str, key: FileKey | DiskKey, line: int | None = None) -> View:
+    """Move the cursor of the list of file operations or of requests to disks. `line`: see View."""
+    return _with_io_list(replace(view, focus=pane, line=line), cursor=key)
 
 
 def rows_sorted_by(view: View, sort: str) -> View:
@@ -133,9 +133,10 @@ def came_from(view: View) -> str:
     return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
 
 
-def at_outlier(view: View, one: Which) -> View:
-    """Move the cursor of the outliers."""
-    return replace(view, focus=OUTLIERS, came_from=came_from(view), zoomed=False, outliers=OutliersView(one))
+def at_outlier(view: View, one: Which, line: int | None = None) -> View:
+    """Move the cursor of the outliers. `line`: see View."""
+    before = came_from(view)
+    return replace(view, focus=OUTLIERS, came_from=before, zoomed=False, line=line, outliers=OutliersView(one))
 
 
 def with_triggers(view: View, triggers: tuple[str, ...]) -> View:
@@ -200,9 +201,9 @@ def stuck_entered(view: View, alike: Alike | None) -> View:
     return replace(view, stuck=replace(view.stuck, alike=alike)) if alike else stuck_opened(view)
 
 
-def at_stuck(view: View, key: ThreadKey) -> View:
-    """Move the cursor of the waits in progress."""
-    return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, scrolled=0))
+def at_stuck(view: View, key: ThreadKey, line: int | None = None) -> View:
+    """Move the cursor of the waits in progress. `line`: see View."""
+    return replace(view, focus=STUCK, line=line, stuck=replace(view.stuck, cursor=key, scrolled=0))
 
 
 def stuck_opened(view: View, scrolled: int = 0) -> View:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offtop.model.aggregate.place_shares import PlaceNames
+from offtop.model.aggregate.rows import first_seen
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -72,7 +73,7 @@ class StuckList:
             groups = alike_waits(listed, self._place_names, catalog)
         cursor = _cursor(listed, groups, view)
         rows = [group.rows[0] for group in groups] if groups else [*range(len(listed.waits))]
-        first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
+        first = first_seen(len(rows), cursor, lines, view.line)
         oldest = _only(listed, rows) if groups else listed
         named = range(len(rows)) if view.is_searched else range(len(rows))[first : first + lines]
         rules = {row: self._cause_finder.rule_of(oldest.waits[row].place, catalog) for row in named}

@@ -185,6 +185,8 @@ class View:
     """Pane that had the focus before one that takes the whole screen."""
     cursor: Key | None = None
     """Row of the list under the cursor; None: the first."""
+    line: int | None = None
+    """Line of a list on which the row under the cursor stays, because it was clicked there; None: in the middle."""
     threads: bool = False
     """Whether the list shows threads even if no process is selected."""
     unfolded: bool = False

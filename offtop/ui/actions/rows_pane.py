@@ -53,8 +53,8 @@ class StackRowsPane(Pane, Generic[Row]):
     def _columns(self) -> Sequence[Heading]:
         raise NotImplementedError
 
-    def _at_row(self, view: View, row: Row) -> View:
-        return panes.at_row(view, self.name, row.key)
+    def _at_row(self, view: View, row: Row, line: int | None = None) -> View:
+        return panes.at_row(view, self.name, row.key, line)
 
     def _text_of(self, row: Row) -> str:
         raise NotImplementedError
@@ -144,4 +144,4 @@ class StackRowsPane(Pane, Generic[Row]):
             if number == listed.cursor:
                 self.enter(picture)
             else:
-                self._display.set_view(self._at_row(self._focused_view, rows[number]))
+                self._display.set_view(self._at_row(self._focused_view, rows[number], y - top))

@@ -53,7 +53,9 @@ class CategoriesPane(Pane):
         elif y <= len(keys) and isinstance(key := keys[y - 1], str):
             is_selected = key == self._display.view.category and self._has_focus
             view = self._focused_view
-            self._display.set_view(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
+            self._display.set_view(
+                drilling.entered(view, None) if is_selected else drilling.at_category(view, key, y - 2)
+            )
 
     def as_filter(self, picture: Picture) -> Filter | None:
         category = self._display.view.category
@@ -163,7 +165,7 @@ class ListPane(Pane):
         elif 0 <= line < len(rows := seen_rows(picture.listed, self._pen)):
             key, view = rows[line].key, self._focused_view
             is_selected = picture.listed.first + line == picture.listed.cursor and self._has_focus
-            self._display.set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
+            self._display.set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key, line))
 
 
 def _family(row: Row) -> str:

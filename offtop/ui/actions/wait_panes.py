@@ -87,7 +87,7 @@ class StuckPane(Pane):
         row = picture.stuck.first + line
         if not view.stuck.opened and 0 <= line < stuck_lines(self._pen.height) and row < len(waits):
             is_selected = row == picture.stuck.cursor
-            view = panes.at_stuck(view, waits[row].site.thread)
+            view = panes.at_stuck(view, waits[row].site.thread, line)
             self._display.set_view(panes.stuck_entered(view, picture.stuck.alike(row)) if is_selected else view)
 
 
@@ -140,7 +140,7 @@ class OutliersPane(Pane):
         view, groups, line = self._focused_view, picture.outliers.groups, y - STUCK_FRAME
         row = picture.outliers.first + line
         if not view.outliers.opened and 0 <= line < stuck_lines(self._pen.height) and row < len(groups):
-            view = panes.at_outlier(view, which(groups[row]))
+            view = panes.at_outlier(view, which(groups[row]), line)
             self._display.set_view(panes.outlier_opened(view) if row == picture.outliers.cursor else view)
 
 

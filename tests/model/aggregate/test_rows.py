@@ -1,6 +1,7 @@
 """Rows are in order, and those beyond the limit are summed up in a row."""
 
 from dataclasses import replace
+from itertools import product
 
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
 from offtop.model.aggregate.filter_syntax import parse
@@ -12,10 +13,12 @@ from offtop.model.aggregate.rows import (
     Ranking,
     category_rows,
     cgroup_rows,
+    first_seen,
     kept_rows,
     place_rows,
     process_rows,
     thread_rows,
+    visible,
 )
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details, ThreadKey
@@ -244,3 +247,18 @@ def test_empty_table_has_no_rows() -> None:
     assert process_rows(Breakdown(), Scope(), BOOK) == empty
     assert thread_rows({}, SECOND, BOOK) == empty
     assert place_rows({}, SECOND, 5) == empty
+
+
+def test_row_under_the_cursor_is_on_the_screen_and_no_line_is_left_empty() -> None:
+    rows = process_rows(CUT, Scope(), BOOK).rows
+    for count, lines in product(range(1, 12), range(1, 8)):
+        for cursor, line in product(range(count), (None, *range(9))):
+            first = first_seen(count, cursor, lines, line)
+            assert 0 <= first <= cursor < first + lines
+            assert first + lines <= max(count, lines)
+            many = Ranking(rows=rows[:1] * count)
+            for ranking in (many, many._replace(elided=rows[1])):
+                seen = visible(ranking, cursor, lines, line)
+                assert 0 <= seen.first <= cursor < seen.end
+                assert seen.below or seen.end >= count
+    assert [first_seen(9, 6, 5, line) for line in (None, 0, 3, 4)] == [4, 4, 3, 2]

@@ -79,9 +79,9 @@ def test_list_is_newest_first_and_marks_threads_of_the_last_minute() -> None:
     kept = Outliers()
     kept.add([outlier(10), outlier(100, tid=2), outlier(200, tid=3)])
     listed = OutlierList(kept)
-    assert [one.first.at_ns // S for one in listed.of(None, 5).groups] == [200, 100, 10]
+    assert [one.first.at_ns // S for one in listed.of(None, 5, None).groups] == [200, 100, 10]
     assert listed.marked(130 * S) == {1, ThreadKey(1, 2)}
     assert listed.marked(160 * S) == frozenset()
-    at = listed.of(which(listed.every[0]), 1)
+    at = listed.of(which(listed.every[0]), 1, None)
     assert (at.cursor, at.first) == (2, 2)
-    assert listed.of((5, "", "", ""), 1).cursor == 0
+    assert listed.of((5, "", "", ""), 1, None).cursor == 0

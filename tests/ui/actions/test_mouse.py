@@ -1,5 +1,7 @@
 """The mouse: a click selects, a click on the selection drills down, and the wheel moves."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 from textual import events
 from textual.pilot import Pilot
@@ -8,7 +10,7 @@ from offtop.model.aggregate.steps import Step
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, HEATMAP, HISTOGRAM, LATENCY, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
-from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource
+from tests.ui.scripted import AT_NS, MS, SHOP, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, column_titles, pane, screen, shown, top
 
 MAIN, SERVE = Step("main", False), Step("serve", False)
@@ -80,6 +82,45 @@ async def test_click_on_a_column_header_sorts_and_a_second_click_reverses(panel:
         assert app.view.sort == "NAME"
         await pilot.click(offset=(column_titles(app, LIST).index("PID"), of_list))
         assert app.view.sort == "PID"
+
+
+def process_of(view: View) -> int | None:
+    return view.pid
+
+
+def thread_of_opened_wait(view: View) -> int | None:
+    return view.stuck.cursor.tid if view.stuck.opened and view.stuck.cursor else None
+
+
+@pytest.mark.parametrize(("keys", "number_of"), [(("tab",), process_of), (("5", "plus"), thread_of_opened_wait)])
+@asynchronous
+async def test_clicked_row_stays_under_the_pointer_for_the_second_click(
+    keys: Sequence[str], number_of: Callable[[View], int | None]
+) -> None:
+    many = [
+        Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", waits_on=True, older_ms=99 - n) for n in range(10, 50)
+    ]
+    async with shown(ScriptedSource(many, ticks=12), (80, 24)) as (app, pilot):
+        await pilot.press(*keys, *["down"] * 20)
+        rows = [y for y, line in enumerate(screen(app)) if "futex_do_wait" in line and " p" in line]
+        for y in (rows[-1], rows[2]):
+            words = screen(app)[y].split()
+            await pilot.click(offset=(12, y))
+            assert screen(app)[y].split() == [">", *words]
+        await pilot.click(offset=(12, y))
+        assert f"p{number_of(app.view)}" in words
+
+
+@asynchronous
+async def test_clicked_category_stays_under_the_pointer() -> None:
+    names = ["lock", "pipe", "fsync", "disk-read", "disk-write", "swap", "child", "reclaim", "net-recv", "throttle"]
+    many = [Waits("p", 1, "p", 1, name, name, (), (90 - n,)) for n, name in enumerate(names)]
+    async with shown(ScriptedSource(many, ticks=12)) as (app, pilot):
+        await pilot.press(*["down"] * 8)
+        for y in (top(app, CATEGORIES) + 2, top(app, CATEGORIES) + 6):
+            name = screen(app)[y].split()[0]
+            await pilot.click(offset=(5, y))
+            assert (app.view.category, screen(app)[y].split()[:2]) == (name, [">", name])
 
 
 @asynchronous
