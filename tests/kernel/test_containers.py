@@ -47,6 +47,7 @@ def test_a_container_with_four_more_capabilities_lacks_nothing() -> None:
     assert all("(hidden)" not in site["kernel"] for site in tick["sites"])
 
 
+@pytest.mark.variant
 def test_on_a_read_only_root_it_compiles_and_finds_wakers() -> None:
     line = ("-b", "--json", "-n", "1", "--mode", "wakeup")
     ended = command.run(*line, before=mounted(READ_ONLY), env=COMPILED)

@@ -71,6 +71,7 @@ def test_the_requested_amount_of_stack_is_copied(stack_kb: int, least: int, tmp_
     assert least <= len(copied(Unwind(stack_kb=stack_kb), binary).stack) <= stack_kb << 10
 
 
+@pytest.mark.variant
 def test_without_kernel_unwinding_frame_pointers_are_used_with_a_notice() -> None:
     running = attached(Unwind(), RULES=0)  # a map without room for anything cannot be created
     running.close()

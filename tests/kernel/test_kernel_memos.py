@@ -159,6 +159,7 @@ def test_records_in_a_hash_have_memos_too(waiter: Path, monkeypatch: pytest.Monk
         assert memos(live).verified >= WAITS * 3 // 4
 
 
+@pytest.mark.variant
 def test_a_comparison_that_leaves_out_words_finds_wrong_stacks_and_is_noticed(
     waiter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

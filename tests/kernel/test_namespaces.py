@@ -337,6 +337,7 @@ def test_threads_of_a_nested_namespace_have_our_ids(family: Path) -> None:
         ) == (our_first)
 
 
+@pytest.mark.variant
 def test_a_kernel_without_the_needed_functions_counts_only_the_container(family: Path) -> None:
     script = """
 import json

@@ -256,7 +256,9 @@ def test_python_functions_are_found_along_frame_pointers(python: Path, tmp_path:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("python", [*map(_marked, sorted(HERE.keys() - {"3.9", "3.10"}))], indirect=True)
-@pytest.mark.parametrize("wait_s", [0.03, 100], ids=["ended", "in-progress"])
+@pytest.mark.parametrize(
+    "wait_s", [pytest.param(0.03, id="ended"), pytest.param(100, id="in-progress", marks=pytest.mark.variant)]
+)
 def test_the_thread_is_found_by_id_if_not_by_its_tls(
     python: Path, wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,6 +238,7 @@ def test_threads_that_run_python_are_always_unwound(live: Watch) -> None:
         assert memos(live).walked >= WAITS
 
 
+@pytest.mark.variant
 def test_a_comparison_that_leaves_out_words_names_wrong_callers_and_is_noticed(
     callers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

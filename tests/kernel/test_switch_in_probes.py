@@ -44,6 +44,10 @@ _WAYS = [
     *(("exit", "run_delay"), ("kprobe", "run_delay")),  # `switch` has sched_waking in any case
     ("exit", "task_storage"),
 ]
+PROBES_OF_EXITS = pytest.mark.parametrize(
+    "probe",
+    [pytest.param(one, marks=[pytest.mark.variant] if one == "switch" else []) for one in SWITCH_IN_PROBES],
+)
 
 
 @pytest.fixture(scope="module", params=_WAYS)
@@ -179,7 +183,7 @@ a dot for each process.
 """
 
 
-@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+@PROBES_OF_EXITS
 def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(probe: str, tmp_path: Path) -> None:
     demand(probe)
     binary = programs.build(tmp_path / "one-id", ONE_ID, "-D_GNU_SOURCE")
@@ -219,10 +223,7 @@ int main(void)
 """Forks a child every 5 ms; each sleeps 20 times and exits."""
 
 
-@pytest.mark.parametrize(
-    "probe",
-    [pytest.param(one, marks=[pytest.mark.variant] if one == "switch" else []) for one in SWITCH_IN_PROBES],
-)
+@PROBES_OF_EXITS
 def test_no_thread_waits_longer_than_it_lives(probe: str, tmp_path: Path) -> None:
     demand(probe)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")

@@ -180,7 +180,7 @@ def lists_few(live: Watch, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("is_scanned", [True, False])
+@pytest.mark.parametrize("is_scanned", [pytest.param(True, marks=pytest.mark.variant), False])
 def test_only_threads_that_have_changed_are_visited_and_none_is_missed(
     live: Watch, lists_few: Callable[[], int], tmp_path: Path, is_scanned: bool
 ) -> None:

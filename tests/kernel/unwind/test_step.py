@@ -154,7 +154,19 @@ def begins(stack: Stack, names: Sequence[str]) -> bool:
     return names[-1] in chains.BEGINNINGS or "+0x" in names[-1]
 
 
-@pytest.mark.parametrize("name", CHAINS)
+_VARIANTS = frozenset(
+    {
+        *("-O0", "-O1", "-O3", "static", "no-pie", "stripped", "200 callers", "a thread", "a fault", "Rust", "Go"),
+        *("C++, an exception is caught", "a library opened late", "a JIT's code that jumps"),
+        *("musl, -O0", "musl, static", "musl, a thread"),
+    }
+)
+"""Programs whose stacks hold little that is not in those of another program here: make variants."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.variant] if name in _VARIANTS else []) for name in CHAINS]
+)
 def test_every_caller_is_known_up_to_the_threads_start(live: Watch, directory: Path, name: str) -> None:
     program, chain = built(name, directory), CHAINS[name]
     with watched(live, [program, *(word.format(program) for word in chain.words)], program) as seen:
