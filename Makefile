@@ -54,7 +54,7 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
-	types=$$(mktemp); nice -n 19 $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
+	types=$$(mktemp); chrt --idle 0 $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
 	$(bin)/pytest --collect-only -qq $(other_tests) >/dev/null 2>&1 & compiling=$$!; \
 	trap 'kill $$typing $$compiling 2>/dev/null; rm -f "$$types"' EXIT; \
 	typed() { wait $$typing; local status=$$?; cat "$$types"; return $$status; }; \

@@ -568,6 +568,7 @@ def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.M
         assert catalog.comm(UNNAMED) == catalog.process(UNNAMED.pid) == "[ended, not named]"
 
 
+@pytest.mark.variant
 def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
     set_map_sizes(monkeypatch, threads=2048)
     with programs.running([exits, "1000", "5", "20"]) as child, watching_only(child) as live:

@@ -176,8 +176,13 @@ def run(live: Watch, child: programs.Program) -> list[Window]:
 
 SWITCH_IN_PROBES = pytest.mark.parametrize(
     ("probe", "may_store"),
-    [("exit", True), ("exit", False), ("kprobe", True), ("kprobe", False), ("switch", False)],
-    ids=["exit", "exit, records by task", "kprobe", "kprobe, records by task", "switch, records by task"],
+    [
+        pytest.param("exit", True, id="exit"),
+        pytest.param("exit", False, id="exit, records by task", marks=pytest.mark.variant),
+        pytest.param("kprobe", True, id="kprobe"),
+        pytest.param("kprobe", False, id="kprobe, records by task", marks=pytest.mark.variant),
+        pytest.param("switch", False, id="switch, records by task"),
+    ],
 )
 
 

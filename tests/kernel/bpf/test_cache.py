@@ -236,6 +236,7 @@ def test_the_oldest_files_are_evicted_and_foreign_ones_stay(cache: Path) -> None
     assert begun not in left and f"{0:064x}.json" not in left
 
 
+@pytest.mark.variant
 def test_a_frozen_file_system_does_not_delay_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write to a frozen loop device blocks until it is thawed, and cannot be killed."""
     image, place = tmp_path / "image", tmp_path / "place"

@@ -161,6 +161,7 @@ def test_the_sums_hold_while_the_level_changes_at_each_tick(tmp_path: Path) -> N
 
 
 @pytest.mark.kernel
+@pytest.mark.variant
 def test_with_probe_switch_stacks_of_wakers_leave_out_no_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(BudgetControl, "stacks_ns", 10_000)
     binary = programs.build(tmp_path / "sleepers", SLEEPERS, "-D_GNU_SOURCE", "-pthread")
