@@ -6,11 +6,11 @@ stack, a request counts with all of its time when it is completed.
 
 The kernel does not report every completion: on Linux 6.18 with virtio disks, the tracepoint does not run for up to
 0.5 % of the requests. Such a request stays in the map until its address is used again; then BPF counts it as lost.
-Until then it must not be shown as in progress: see `_ended_unseen`.
+Until then it must not be shown as in progress: see `_ended_unseen()`.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ from offtop.model.values.largest import largest
 
 _LEAST_LOST_NS = 50_000_000
 """A younger request is not taken for lost: the disk may have completed it just now, and the kernel reports it soon."""
+_READS = 24
+"""So often /proc/diskstats is read again if a request may be lost. If a thread writes and waits in turn, the disk often
+has another request when it is read once, but seldom each time.
+"""
 _NAMES = {
     "READ": "read",
     "WRITE": "write",
@@ -83,6 +87,8 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         self._owed: dict[_Key, int] = {}
         """Time that was shown of requests that BPF has not counted yet."""
         self._comms: dict[int, str] = {}
+        self._lost_requests: Mapping[int, int] = {}
+        """Address of each request in the map that is known to be lost → when it was issued."""
         self._stats = diskstats.read()
         self._busy_before = self._stats
 
@@ -146,16 +152,7 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
     def _follow_requests(self, at_ns: int) -> None:
         """Add the time of requests in progress since the last tick; what was shown of all others is owed."""
         before, self._in_progress = self._in_progress, {}
-        stats_ns = time.monotonic_ns()
-        self._stats = diskstats.read()
-        entries: dict[int, _Entry] = {}
-        for keys, values in self.program.maps["disk_requests"].read():
-            for address, value in zip(memoryview(keys).cast("Q"), REQUEST.iter_unpack(values), strict=True):
-                start_ns, issued_ns, *_, raw, comm = value
-                entries[address] = _Entry(start_ns, issued_ns, self._key(KEY.unpack(raw)), comm)
-        ended = _ended_unseen(entries, self._stats, stats_ns)
-        for address in entries.keys() - ended:
-            start_ns, issued_ns, key, comm = entries[address]
+        for address, (start_ns, issued_ns, key, comm) in self._really_in_progress().items():
             if start_ns >= at_ns:
                 continue
             is_issued = 0 < issued_ns < at_ns
@@ -175,8 +172,34 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
             self._comms.setdefault(key.key.tid, raw_text(comm))
         for request in before.values():
             self._owe(request)
-        # BPF may count one of `ended` as lost between the two reads. Until the next tick, the sum is too large then.
-        self._lost = max(self._lost, len(ended) + self.program.lost)
+        # BPF may count one of these as lost between the two reads. Until the next tick, the sum is too large then.
+        self._lost = max(self._lost, len(self._lost_requests) + self.program.lost)
+
+    def _really_in_progress(self) -> dict[int, _Entry]:
+        """Return the entries of the map of requests, without those that are lost."""
+        stats_ns = time.monotonic_ns()
+        self._stats = diskstats.read()
+        entries, known = self._entries(), self._lost_requests
+        lost: set[int] = set()
+        if any(_may_be_lost(one, stats_ns) and known.get(at) != one.issued_ns for at, one in entries.items()):
+            stats = [self._stats, *(diskstats.read() for _ in range(_READS))]
+            entries = self._entries()
+            lost = {at for at in _ended_unseen(entries, stats, stats_ns) if self._is_counted(entries[at])}
+        lost |= {at for at, one in entries.items() if known.get(at) == one.issued_ns}
+        self._lost_requests = {at: entries.pop(at).issued_ns for at in lost}
+        return entries
+
+    def _is_counted(self, entry: _Entry) -> bool:
+        stats = self._stats.get(entry.key.key.device)
+        return stats is not None and diskstats.counts_requests(stats.name)
+
+    def _entries(self) -> dict[int, _Entry]:
+        entries: dict[int, _Entry] = {}
+        for keys, values in self.program.maps["disk_requests"].read():
+            for address, value in zip(memoryview(keys).cast("Q"), REQUEST.iter_unpack(values), strict=True):
+                start_ns, issued_ns, *_, raw, comm = value
+                entries[address] = _Entry(start_ns, issued_ns, self._key(KEY.unpack(raw)), comm)
+        return entries
 
     def _owe(self, request: _Request) -> None:
         self._owed[request.key] = self._owed.get(request.key, 0) + request.shown_ns
@@ -211,22 +234,33 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         return "sync-write" if bits & self._flags["FLAG_SYNC"] else name
 
 
-def _ended_unseen(entries: Mapping[int, _Entry], stats: Mapping[int, DiskStats], stats_ns: int) -> set[int]:
+def _ended_unseen(entries: Mapping[int, _Entry], stats: Sequence[Mapping[int, DiskStats]], stats_ns: int) -> set[int]:
     """Return the addresses of requests that have ended although the kernel did not report their completion.
 
-    A disk has at most as many requests as /proc/diskstats, which was read after `stats_ns`, says are in flight. If the
-    map has more that were issued before `stats_ns`, the oldest have ended. The kernel's count lacks flushes, and on
-    some devices bios, so both are left out here: bios are those that were issued when they were made.
+    A disk has at most as many requests as /proc/diskstats, which was read several times after `stats_ns` and before the
+    map, said twice that it has: the kernel adds up a counter of each CPU, so that it may be wrong once. If the map has
+    more that were issued before `stats_ns`, the oldest have ended.
     """
     of_disks: dict[int, list[int]] = {}
-    for address, (start_ns, issued_ns, key, _) in entries.items():
-        if start_ns < issued_ns < stats_ns and key.key.operation != "flush":
-            of_disks.setdefault(key.key.device, []).append(address)
+    for address, one in entries.items():
+        if one.issued_ns < stats_ns and _is_in_diskstats(one):
+            of_disks.setdefault(one.key.key.device, []).append(address)
     ended: set[int] = set()
     for device, addresses in of_disks.items():
-        known = stats.get(device)
-        more = len(addresses) - known.in_device if known else 0
-        if more > 0 and known and diskstats.counts_requests(known.name):
-            addresses.sort(key=lambda address: entries[address].issued_ns)
-            ended.update(one for one in addresses[:more] if stats_ns - entries[one].issued_ns > _LEAST_LOST_NS)
+        said = sorted(one[device].in_device for one in stats if device in one)
+        more = len(addresses) - said[1] if len(said) > 1 else 0
+        addresses.sort(key=lambda address: entries[address].issued_ns)
+        ended.update(address for address in addresses[: max(0, more)] if _may_be_lost(entries[address], stats_ns))
     return ended
+
+
+def _may_be_lost(entry: _Entry, stats_ns: int) -> bool:
+    return _is_in_diskstats(entry) and stats_ns - entry.issued_ns > _LEAST_LOST_NS
+
+
+def _is_in_diskstats(entry: _Entry) -> bool:
+    """Return whether a request was issued and is of a kind that /proc/diskstats counts.
+
+    It lacks flushes, and on some devices bios, which are those that were issued when they were made.
+    """
+    return entry.start_ns < entry.issued_ns and entry.key.key.operation != "flush"

@@ -76,6 +76,21 @@ def test_oldest_requests_that_the_disk_does_not_have_are_lost_once(monkeypatch: 
     assert tick(requests).lost == 0
 
 
+def test_request_is_lost_for_good_if_the_disk_was_without_it_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that writes and waits in turn has another request in the disk at most moments."""
+    program, requests = counting(monkeypatch, in_device=1)
+    program.hold(1, time.monotonic_ns() - 900 * MS)
+    moments = [1, 1, 0, 1]
+    monkeypatch.setattr(diskstats, "read", lambda: {SDA: DiskStats("sda", moments.pop() if moments else 1, 0)})
+    assert len(tick(requests).totals) == 1, "the sum over the CPUs may be wrong once"
+    moments = [0, 1, 0, 1]
+    assert tick(requests).totals == {}
+    assert tick(requests).totals == {}
+    program.hold(1, time.monotonic_ns() - MS)
+    ((_, totals),) = tick(requests).totals.items()
+    assert totals.in_device == 1, "another request at the same address"
+
+
 @pytest.mark.parametrize(("age_ms", "operation", "counts"), [(10, READ, True), (900, FLUSH, True), (900, READ, False)])
 def test_request_that_may_be_in_the_disk_is_in_progress(
     monkeypatch: pytest.MonkeyPatch, age_ms: int, operation: int, counts: bool
