@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow
-from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.io_list import DisksPicture
-from offtop.model.viewmodel.view import DISKS, SINCE_START
+from offtop.model.viewmodel.view import DISKS
 from offtop.model.windows.heat import Heat
 from offtop.ui.kit.columns import Heading, heads
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
-from offtop.ui.panes import io_stacks, latency
+from offtop.ui.panes import io_list, io_stacks, latency
 from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
 from offtop.units import byte_rate, count, duration, span
 
@@ -40,10 +39,7 @@ def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
     shown_columns = columns(pen, shown.is_compared)
     lines.append(heads(shown_columns, view.disks.sort, 1))
     end = STUCK_FRAME + stuck_lines(pen.height)
-    for number in range(shown.first, min(len(rows), shown.first + end - len(lines))):
-        chosen = number == shown.cursor
-        base = ("cursor" if view.focus == DISKS else "cursor-away") if chosen else "text"
-        lines.append(Line(spans_of(shown_columns, cells(rows[number]), chosen, pen), base))
+    lines += io_list.row_lines(shown, shown_columns, cells, end - len(lines), view.focus == DISKS, pen)
     if not rows:
         lines.append(plain(fit(f" {_NO_ROW}", pen.width, pen.glyphs), "dim"))
     below = pen.height - end
@@ -78,15 +74,7 @@ def title(shown: DisksPicture, common: Common) -> str:
     ]
     if hidden := len(listed.devices) - len(shown.devices):
         parts.append(f"no room for {hidden} more disks")
-    if common.view.span_ns == SINCE_START:
-        parts.append("as far as the history reaches")
-    if shown.compared:
-        parts.append(shown.compared.text)
-    if listed.elided_rows:
-        parts.append(f"{listed.elided_rows} small rows only in these sums")
-    if listed.unsuited:
-        parts.append(ignored_words(listed.unsuited))
-    return ", ".join(parts)
+    return ", ".join([*parts, *io_list.notes(shown, common)])
 
 
 _NO_ROW = "No request passes the filter (Esc goes back; \\ changes the filter)."

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 
 from offtop.model.aggregate.file_rows import FileRow
-from offtop.model.aggregate.word_filter import ignored_words
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
 from offtop.model.values.files import MMAP_READ, RING_OPERATIONS
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.io_list import FilesPicture
-from offtop.model.viewmodel.view import FILES, SINCE_START
+from offtop.model.viewmodel.view import FILES
 from offtop.model.windows.heat import Heat
 from offtop.ui.kit.columns import Heading, heads
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
-from offtop.ui.panes import io_stacks, latency
-from offtop.ui.panes.columns import CHANGES, change_cells, megabytes, spans_of
+from offtop.ui.panes import io_list, io_stacks, latency
+from offtop.ui.panes.columns import CHANGES, change_cells, megabytes
 from offtop.units import byte_rate, count, duration, span
 
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
@@ -44,10 +43,7 @@ def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     shown_columns = columns(pen, shown.is_compared)
     lines.append(heads(shown_columns, view.files.sort, 1))
     room = stuck_lines(pen.height)
-    for number in range(shown.first, min(len(rows), shown.first + room)):
-        chosen = number == shown.cursor
-        base = ("cursor" if view.focus == FILES else "cursor-away") if chosen else "text"
-        lines.append(Line(spans_of(shown_columns, cells(rows[number]), chosen, pen, path="FILE"), base))
+    lines += io_list.row_lines(shown, shown_columns, cells, room, view.focus == FILES, pen, path="FILE")
     below = pen.height - STUCK_FRAME - room
     if below > 1 and shown.chosen:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
@@ -77,15 +73,7 @@ def title(shown: FilesPicture, common: Common) -> str:
         byte_rate(total.bytes * per_s),
         f"{duration(total.total_ns) or '0'} in calls in {span(round(shown.span_ns, -8))}",
     ]
-    if common.view.span_ns == SINCE_START:
-        parts.append("as far as the history reaches")
-    if shown.compared:
-        parts.append(shown.compared.text)
-    if listed.elided_rows:
-        parts.append(f"{listed.elided_rows} small rows only in these sums")
-    if listed.unsuited:
-        parts.append(ignored_words(listed.unsuited))
-    return ", ".join(parts)
+    return ", ".join([*parts, *io_list.notes(shown, common)])
 
 
 def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
