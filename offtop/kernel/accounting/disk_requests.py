@@ -1,33 +1,21 @@
 """Reads the counts of requests to block devices once a tick, and adds the time of requests in progress.
 
 The BPF programs count a request when it is completed, with all of its time. Earlier ticks may have shown a part of that
-time already. This part is *owed*: it is subtracted once BPF has counted the request. At its
-stack, a request counts with all of its time when it is completed.
-
-The kernel does not report every completion: on Linux 6.18 with virtio disks, the tracepoint does not run for up to
-0.5 % of the requests. Such a request stays in the map until its address is used again; then BPF counts it as lost.
-Until then it must not be shown as in progress: see `_ended_unseen()`.
+time already. This part is *owed*: it is subtracted once BPF has counted the request. At its stack, a request counts
+with all of its time when it is completed.
 """
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
 from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, raw_text
+from offtop.kernel.accounting.lost_requests import Entry, LostRequests
 from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
-from offtop.kernel.procfs import diskstats
-from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.io_stacks import of_rows
 from offtop.model.values.largest import largest
 
-_LEAST_LOST_NS = 50_000_000
-"""A younger request is not taken for lost: the disk may have completed it just now, and the kernel reports it soon."""
-_READS = 24
-"""So often /proc/diskstats is read again if a request may be lost. If a thread writes and waits in turn, the disk often
-has another request when it is read once, but seldom each time.
-"""
 _NAMES = {
     "READ": "read",
     "WRITE": "write",
@@ -45,16 +33,6 @@ class _Key(NamedTuple):
 
     key: DiskKey
     is_selected: bool
-
-
-class _Entry(NamedTuple):
-    """An entry of the map of requests."""
-
-    start_ns: int
-    issued_ns: int
-    """0: it is in the queue."""
-    key: _Key
-    comm: bytes
 
 
 class _Request(NamedTuple):
@@ -87,10 +65,8 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         self._owed: dict[_Key, int] = {}
         """Time that was shown of requests that BPF has not counted yet."""
         self._comms: dict[int, str] = {}
-        self._lost_requests: Mapping[int, int] = {}
-        """Address of each request in the map that is known to be lost → when it was issued."""
-        self._stats = diskstats.read()
-        self._busy_before = self._stats
+        self._lost_requests = LostRequests(self._entries)
+        self._busy_before = self._lost_requests.stats
 
     def drain(self, buffer: int, at_ns: int) -> None:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
@@ -110,7 +86,7 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         totals, others = largest(some, MOST_ROWS, lambda numbers: numbers.outstanding_ns)
         elided = reduce(DiskTotals.beside, others, NO_REQUESTS)
         devices = self._devices(counted)
-        names = {device: stats.name for device, stats in self._stats.items() if device in devices}
+        names = {device: stats.name for device, stats in self._lost_requests.stats.items() if device in devices}
         comms = {key.tid: self._comms.get(key.tid, "") for key in totals if key.tid}
         self._comms = dict(comms)
         of_totals = of_rows(stacks, totals, MOST_STACKS)
@@ -126,9 +102,10 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
                 found[key.device] = was._replace(writes=was.writes.beside(numbers))
             else:
                 found[key.device] = was._replace(others=was.others.beside(numbers))
-        before, self._busy_before = self._busy_before, self._stats
+        stats, before = self._lost_requests.stats, self._busy_before
+        self._busy_before = stats
         for device, totals in found.items():
-            now, was_busy = self._stats.get(device), before.get(device)
+            now, was_busy = stats.get(device), before.get(device)
             if now and was_busy:
                 found[device] = totals._replace(busy_ns=max(0, now.busy_ns - was_busy.busy_ns))
         return found
@@ -152,10 +129,10 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
     def _follow_requests(self, at_ns: int) -> None:
         """Add the time of requests in progress since the last tick; what was shown of all others is owed."""
         before, self._in_progress = self._in_progress, {}
-        for address, (start_ns, issued_ns, key, comm) in self._really_in_progress().items():
+        for address, (start_ns, issued_ns, of_disk, is_selected, comm) in self._lost_requests.in_progress().items():
             if start_ns >= at_ns:
                 continue
-            is_issued = 0 < issued_ns < at_ns
+            key, is_issued = _Key(of_disk, is_selected), 0 < issued_ns < at_ns
             so_far_ns = at_ns - start_ns
             was = before.pop(address, None)
             if was is not None and was.start_ns != start_ns:
@@ -175,30 +152,12 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         # BPF may count one of these as lost between the two reads. Until the next tick, the sum is too large then.
         self._lost = max(self._lost, len(self._lost_requests) + self.program.lost)
 
-    def _really_in_progress(self) -> dict[int, _Entry]:
-        """Return the entries of the map of requests, without those that are lost."""
-        stats_ns = time.monotonic_ns()
-        self._stats = diskstats.read()
-        entries, known = self._entries(), self._lost_requests
-        lost: set[int] = set()
-        if any(_may_be_lost(one, stats_ns) and known.get(at) != one.issued_ns for at, one in entries.items()):
-            stats = [self._stats, *(diskstats.read() for _ in range(_READS))]
-            entries = self._entries()
-            lost = {at for at in _ended_unseen(entries, stats, stats_ns) if self._is_counted(entries[at])}
-        lost |= {at for at, one in entries.items() if known.get(at) == one.issued_ns}
-        self._lost_requests = {at: entries.pop(at).issued_ns for at in lost}
-        return entries
-
-    def _is_counted(self, entry: _Entry) -> bool:
-        stats = self._stats.get(entry.key.key.device)
-        return stats is not None and diskstats.counts_requests(stats.name)
-
-    def _entries(self) -> dict[int, _Entry]:
-        entries: dict[int, _Entry] = {}
+    def _entries(self) -> dict[int, Entry]:
+        entries: dict[int, Entry] = {}
         for keys, values in self.program.maps["disk_requests"].read():
             for address, value in zip(memoryview(keys).cast("Q"), REQUEST.iter_unpack(values), strict=True):
                 start_ns, issued_ns, *_, raw, comm = value
-                entries[address] = _Entry(start_ns, issued_ns, self._key(KEY.unpack(raw)), comm)
+                entries[address] = Entry(start_ns, issued_ns, *self._key(KEY.unpack(raw)), comm)
         return entries
 
     def _owe(self, request: _Request) -> None:
@@ -232,35 +191,3 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         if name == "read":
             return "read-ahead" if bits & self._flags["FLAG_AHEAD"] else name
         return "sync-write" if bits & self._flags["FLAG_SYNC"] else name
-
-
-def _ended_unseen(entries: Mapping[int, _Entry], stats: Sequence[Mapping[int, DiskStats]], stats_ns: int) -> set[int]:
-    """Return the addresses of requests that have ended although the kernel did not report their completion.
-
-    A disk has at most as many requests as /proc/diskstats, which was read several times after `stats_ns` and before the
-    map, said twice that it has: the kernel adds up a counter of each CPU, so that it may be wrong once. If the map has
-    more that were issued before `stats_ns`, the oldest have ended.
-    """
-    of_disks: dict[int, list[int]] = {}
-    for address, one in entries.items():
-        if one.issued_ns < stats_ns and _is_in_diskstats(one):
-            of_disks.setdefault(one.key.key.device, []).append(address)
-    ended: set[int] = set()
-    for device, addresses in of_disks.items():
-        said = sorted(one[device].in_device for one in stats if device in one)
-        more = len(addresses) - said[1] if len(said) > 1 else 0
-        addresses.sort(key=lambda address: entries[address].issued_ns)
-        ended.update(address for address in addresses[: max(0, more)] if _may_be_lost(entries[address], stats_ns))
-    return ended
-
-
-def _may_be_lost(entry: _Entry, stats_ns: int) -> bool:
-    return _is_in_diskstats(entry) and stats_ns - entry.issued_ns > _LEAST_LOST_NS
-
-
-def _is_in_diskstats(entry: _Entry) -> bool:
-    """Return whether a request was issued and is of a kind that /proc/diskstats counts.
-
-    It lacks flushes, and on some devices bios, which are those that were issued when they were made.
-    """
-    return entry.start_ns < entry.issued_ns and entry.key.key.operation != "flush"
