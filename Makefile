@@ -48,9 +48,8 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 	    $(bin)/offtop demo; }
 
 # Each check runs even if another one fails. pyright runs beside the tests with the CPU time that they leave; its output
-# is printed after theirs. The kernel tests wait a lot, but need a CPU at once when they do not: fewer of them run at
-# once. One process imports all tests before the others do, so that in a fresh clone not each of them compiles all the
-# Python.
+# is printed after theirs. The kernel tests come last, fewer at a time, because they need the CPUs for themselves. One
+# process imports all tests before the others do, so that in a fresh clone not each of them compiles all the Python.
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
@@ -71,7 +70,7 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
-variants: setup-test ## run the kernel tests that `make test` leaves out: other programs, probes, unwinders, screens, and so on
+variants: setup-test ## run the kernel tests that `make test` leaves out: other programs, probes, unwinders, screens
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m variant $(ARGS)
 
 # All of them take less than half a day. After that the run stops and fails.

@@ -165,6 +165,24 @@ async def test_click_on_a_title_sorts_and_a_second_one_reverses() -> None:
 
 
 @asynchronous
+async def test_clicked_row_stays_on_its_line_also_while_it_is_open() -> None:
+    made = source()
+    keys = [FileKey(42, "pread", FileId(1, number, 0)) for number in range(40)]
+    every = {key: FileTotals(1, 0, (99 - key.file.inode) * MS) for key in keys}
+    made.files = FileActivity(every, {key.file: f"/f{key.file.inode}." for key in keys}, {42: "db"})
+    async with shown(made, view=VIEW, mouse=True) as (app, pilot):
+        await pilot.press(*["down"] * 20)
+        y = app.layout.panels[FILES].y + 4
+        name = screen(app)[y].split()[1]
+        await pilot.click(offset=(12, y))
+        assert screen(app)[y].split()[:3] == [">", "pread", name]
+        await pilot.click(offset=(12, y))
+        assert app.view.files.opened and app.view.files.cursor and f"/f{app.view.files.cursor.file.inode}." == name
+        await pilot.press("escape")
+        assert screen(app)[y].split()[:3] == [">", "pread", name]
+
+
+@asynchronous
 async def test_filter_and_search_work_in_the_list() -> None:
     async with shown(source(), view=VIEW) as (app, pilot):
         app.set_view(View(delay_ns=QUICK_NS, focus=FILES, filter=parse("op=fsync,pread bytes>1M cat=lock")))

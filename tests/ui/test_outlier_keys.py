@@ -229,7 +229,7 @@ async def test_clicks_select_and_open_and_the_wheel_moves() -> None:
         await pilot.press("O")
         line = next(number for number, text in enumerate(screen(app)) if "connection" in text)
         await pilot.click(offset=(10, line))
-        assert app.picture and app.picture.outliers.cursor == 1
+        assert app.picture and app.picture.outliers.cursor == app.view.outliers.line == 1
         await pilot.click(offset=(10, line))
         assert app.view.outliers.opened
         await pilot.press("escape")

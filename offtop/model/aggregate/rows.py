@@ -597,7 +597,7 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
 def first_seen(count: int, cursor: int, lines: int, line: int | None) -> int:
     """Return the first of `count` rows on the screen.
 
-    The row under the cursor is on that line if that leaves no line empty; None: on the middle one.
+    The row under the cursor is on that line (None: the middle one), if enough rows are above and below it.
     """
     at = lines // 2 if line is None else min(line, lines - 1)
     return min(max(0, cursor - max(0, at)), max(0, count - lines))

@@ -9,7 +9,6 @@ from offtop.model.aggregate.selection import Parts
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.series import Series, series
-from offtop.model.viewmodel.view import CATEGORIES
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import ALL, FILTERED, Scope
 from offtop.model.windows.history import HistoryTick
@@ -36,7 +35,7 @@ def categories_picture(scene: Scene, room: Room) -> CategoriesPicture:
     ever = scene.filter_cache.chosen(scene.ever) if scene.ever else None
     ranking = _ranking(scene, ages, ever)
     cursor = next((at for at, row in enumerate(ranking.rows) if row.key == scene.view.category), 0)
-    seen = visible(ranking, cursor, room.categories, scene.view.line if scene.view.focus == CATEGORIES else None)
+    seen = visible(ranking, cursor, room.categories, scene.view.category_line)
     lifetime_ns = _waiting_ns(ever, scene.view.idle_shown)[ALL] if ever else 0
     return CategoriesPicture(
         ranking, seen, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE), lifetime_ns

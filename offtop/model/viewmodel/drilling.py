@@ -31,7 +31,8 @@ from offtop.model.windows.breakdown import ALL
 
 def at_category(view: View, category: str, line: int | None = None) -> View:
     """Move the cursor of the categories. `line`: see View."""
-    return about(view, category=category, cursor=None, line=line) if category != view.category else view
+    view = replace(view, category_line=line) if line != view.category_line else view
+    return about(view, category=category, cursor=None) if category != view.category else view
 
 
 def at_row(view: View, key: Key, line: int | None = None) -> View:

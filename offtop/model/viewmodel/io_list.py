@@ -96,7 +96,7 @@ def files_picture(
     listed = file_rows(activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse)
     rows, compared = comparison.of(view, listed.rows, span_ns)
     rows = FILE_SORTS.in_order(rows, CHANGE, chosen.reverse) if chosen.sort == CHANGE else rows
-    at = _cursor_in(rows, chosen, room.files, view.line)
+    at = _cursor_in(rows, chosen, room.files)
     shown = FilesPicture(replace(listed, rows=rows), span_ns, *at, compared=compared)
     view, tree = _stack_tree(scene, shown.shown_rows, names, room.io_tree)
     return view, replace(shown, tree=tree)
@@ -117,7 +117,7 @@ def disks_picture(
     rows, compared = comparison.of(view, listed.rows, span_ns)
     rows = DISK_SORTS.in_order(rows, CHANGE, chosen.reverse) if chosen.sort == CHANGE else rows
     devices = listed.devices[: max(1, room.disks // _DEVICES_SHARE - 1)]
-    at = _cursor_in(rows, chosen, max(1, room.disks - len(devices) - 1), view.line, chosen.near_pid)
+    at = _cursor_in(rows, chosen, max(1, room.disks - len(devices) - 1), chosen.near_pid)
     shown = DisksPicture(replace(listed, rows=rows), span_ns, *at, compared=compared, devices=devices)
     view, tree = _stack_tree(scene, shown.shown_rows, names, room.io_tree)
     return view, replace(shown, tree=tree)
@@ -132,17 +132,13 @@ def _counted_ticks(scene: Scene, history: History, mode: str) -> Sequence[Histor
 
 
 def _cursor_in(
-    rows: Sequence[FileRow] | Sequence[DiskRow],
-    chosen: FilesView | DisksView,
-    lines: int,
-    line: int | None,
-    near_pid: int = 0,
+    rows: Sequence[FileRow] | Sequence[DiskRow], chosen: FilesView | DisksView, lines: int, near_pid: int = 0
 ) -> tuple[int, int, bool]:
     """Return the row under the cursor, the first row on the screen, and whether the former has the whole pane."""
     near = _nearest([row.io for row in rows], *chosen.near) if chosen.near else 0
     near = next((number for number, row in enumerate(rows) if near_pid and row.key.pid == near_pid), near)
     cursor = next((number for number, row in enumerate(rows) if row.key == chosen.cursor), near)
-    first = first_seen(len(rows), cursor, lines, line)
+    first = first_seen(len(rows), cursor, lines, chosen.line)
     return cursor, first, chosen.opened and bool(rows) and rows[cursor].key == chosen.cursor
 
 

@@ -64,7 +64,7 @@ def row_closed(view: View) -> View:
 
 def at_row(view: View, pane: str, key: FileKey | DiskKey, line: int | None = None) -> View:
     """Move the cursor of the list of file operations or of requests to disks. `line`: see View."""
-    return _with_io_list(replace(view, focus=pane, line=line), cursor=key)
+    return _with_io_list(replace(view, focus=pane), cursor=key, line=line)
 
 
 def rows_sorted_by(view: View, sort: str) -> View:
@@ -135,8 +135,7 @@ def came_from(view: View) -> str:
 
 def at_outlier(view: View, one: Which, line: int | None = None) -> View:
     """Move the cursor of the outliers. `line`: see View."""
-    before = came_from(view)
-    return replace(view, focus=OUTLIERS, came_from=before, zoomed=False, line=line, outliers=OutliersView(one))
+    return replace(view, focus=OUTLIERS, came_from=came_from(view), zoomed=False, outliers=OutliersView(one, line))
 
 
 def with_triggers(view: View, triggers: tuple[str, ...]) -> View:
@@ -203,7 +202,7 @@ def stuck_entered(view: View, alike: Alike | None) -> View:
 
 def at_stuck(view: View, key: ThreadKey, line: int | None = None) -> View:
     """Move the cursor of the waits in progress. `line`: see View."""
-    return replace(view, focus=STUCK, line=line, stuck=replace(view.stuck, cursor=key, scrolled=0))
+    return replace(view, focus=STUCK, stuck=replace(view.stuck, cursor=key, line=line, scrolled=0))
 
 
 def stuck_opened(view: View, scrolled: int = 0) -> View:

@@ -108,7 +108,7 @@ class Pictures:
             heat = self._io_heats.of(scene, room, (files if view.focus == FILES else disks).opened_key)
         categories = categories_picture(scene, room)
         top_category = next(iter(categories.ranking.rows), None)
-        outliers = self._outlier_list.of(view.outliers.cursor, room.stuck, view.line)
+        outliers = self._outlier_list.of(view.outliers.cursor, room.stuck, view.outliers.line)
         return Picture(
             common=common_of(scene, view),
             head=head_picture(scene, self._history, self._seconds, timeline, outliers.groups, top_category),

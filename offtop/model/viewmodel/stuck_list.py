@@ -73,7 +73,7 @@ class StuckList:
             groups = alike_waits(listed, self._place_names, catalog)
         cursor = _cursor(listed, groups, view)
         rows = [group.rows[0] for group in groups] if groups else [*range(len(listed.waits))]
-        first = first_seen(len(rows), cursor, lines, view.line)
+        first = first_seen(len(rows), cursor, lines, view.stuck.line)
         oldest = _only(listed, rows) if groups else listed
         named = range(len(rows)) if view.is_searched else range(len(rows))[first : first + lines]
         rules = {row: self._cause_finder.rule_of(oldest.waits[row].place, catalog) for row in named}

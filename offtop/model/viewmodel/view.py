@@ -73,6 +73,8 @@ class StuckView:
 
     cursor: ThreadKey | None = None
     """Thread under the cursor; None: that of the oldest wait."""
+    line: int | None = None
+    """As View.line."""
     opened: bool = False
     """Whether its wait has the whole pane."""
     scrolled: int = 0
@@ -87,6 +89,8 @@ class OutliersView:
 
     cursor: Which | None = None
     """Group under the cursor, or last opened; None: the newest."""
+    line: int | None = None
+    """As View.line."""
     opened: bool = False
     """Whether it has the whole pane."""
     scrolled: int = 0
@@ -97,6 +101,8 @@ class OutliersView:
 class IoListView:
     """What the lists of file operations and of requests to disks have in common."""
 
+    line: int | None = None
+    """As View.line."""
     reverse: bool = False
     opened: bool = False
     """Whether the row under the cursor has the whole pane, with its stacks."""
@@ -157,6 +163,8 @@ class View:
     """One of SPANS_NS."""
     category: str = ALL
     """Category under the cursor; the other panes show it."""
+    category_line: int | None = None
+    """As `line`, of the categories."""
     program: Program | None = None
     """Selected program; all panes show its processes."""
     pid: int | None = None
@@ -186,7 +194,7 @@ class View:
     cursor: Key | None = None
     """Row of the list under the cursor; None: the first."""
     line: int | None = None
-    """Line of a list on which the row under the cursor stays, because it was clicked there; None: in the middle."""
+    """Line of the list on which the row under the cursor stays, because it was clicked there; None: in the middle."""
     threads: bool = False
     """Whether the list shows threads even if no process is selected."""
     unfolded: bool = False

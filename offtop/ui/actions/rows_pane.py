@@ -88,7 +88,8 @@ class StackRowsPane(Pane, Generic[Row]):
         elif chosen is None:
             return
         elif not listed.opened:
-            self._display.set_view(panes.row_opened(self._at_row(view, chosen)))
+            line = view.io_list.line if view.io_list else None
+            self._display.set_view(panes.row_opened(self._at_row(view, chosen, line)))
         elif (thread := self._thread_of(chosen)).pid:
             self._display.set_view(panes.around_hop(view, thread))
         else:

@@ -54,7 +54,7 @@ class CategoriesPane(Pane):
             is_selected = key == self._display.view.category and self._has_focus
             view = self._focused_view
             self._display.set_view(
-                drilling.entered(view, None) if is_selected else drilling.at_category(view, key, y - 2)
+                drilling.entered(view, None) if is_selected else drilling.at_category(view, key, max(0, y - 2))
             )
 
     def as_filter(self, picture: Picture) -> Filter | None:

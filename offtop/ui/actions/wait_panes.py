@@ -38,10 +38,10 @@ class StuckPane(Pane):
             self._display.set_view(panes.at_stuck(view, waits[row].site.thread))
 
     def enter(self, picture: Picture) -> None:
-        if picture.stuck.shown.waits and not self._display.view.stuck.opened:
-            self.move(picture, 0)
-            alike = picture.stuck.alike(picture.stuck.cursor)
-            self._display.set_view(panes.stuck_entered(self._display.view, alike))
+        view, row, waits = self._display.view, picture.stuck.cursor, picture.stuck.shown.waits
+        if waits and not view.stuck.opened:
+            view = panes.at_stuck(view, waits[row].site.thread, view.stuck.line)
+            self._display.set_view(panes.stuck_entered(view, picture.stuck.alike(row)))
 
     def open(self) -> None:
         """List waits that look alike one by one."""
@@ -115,12 +115,12 @@ class OutliersPane(Pane):
 
     def enter(self, picture: Picture) -> None:
         """Show the outlier under the cursor in full; if it is shown already, go to its time."""
-        groups = picture.outliers.groups
-        if groups and self._display.view.outliers.opened:
-            self._times.go_to(groups[picture.outliers.cursor])
+        view, groups, row = self._display.view, picture.outliers.groups, picture.outliers.cursor
+        if groups and view.outliers.opened:
+            self._times.go_to(groups[row])
         elif groups:
-            self.move(picture, 0)
-            self._display.set_view(panes.outlier_opened(self._display.view))
+            view = panes.at_outlier(view, which(groups[row]), view.outliers.line)
+            self._display.set_view(panes.outlier_opened(view))
 
     def next_match(self, picture: Picture, word: str, step: int) -> bool:
         view, names = self._display.view, self._pen.names

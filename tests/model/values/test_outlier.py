@@ -82,6 +82,8 @@ def test_list_is_newest_first_and_marks_threads_of_the_last_minute() -> None:
     assert [one.first.at_ns // S for one in listed.of(None, 5, None).groups] == [200, 100, 10]
     assert listed.marked(130 * S) == {1, ThreadKey(1, 2)}
     assert listed.marked(160 * S) == frozenset()
+    middle = which(listed.every[1])
+    assert [listed.of(middle, 2, line).first for line in (None, 0, 1)] == [0, 1, 0]
     at = listed.of(which(listed.every[0]), 1, None)
     assert (at.cursor, at.first) == (2, 2)
     assert listed.of((5, "", "", ""), 1, None).cursor == 0

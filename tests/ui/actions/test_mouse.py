@@ -109,6 +109,8 @@ async def test_clicked_row_stays_under_the_pointer_for_the_second_click(
             assert screen(app)[y].split() == [">", *words]
         await pilot.click(offset=(12, y))
         assert f"p{number_of(app.view)}" in words
+        await pilot.press("escape")
+        assert screen(app)[y].split() == [">", *words]
 
 
 @asynchronous
@@ -121,6 +123,12 @@ async def test_clicked_category_stays_under_the_pointer() -> None:
             name = screen(app)[y].split()[0]
             await pilot.click(offset=(5, y))
             assert (app.view.category, screen(app)[y].split()[:2]) == (name, [">", name])
+        before = screen(app)[y]
+        await pilot.press("tab")
+        await pilot.click(offset=(5, top(app, LIST) + 2))
+        assert (app.view.focus, screen(app)[y]) == (LIST, before), "each list keeps its own line"
+        await pilot.click(offset=(5, y))
+        assert (app.view.focus, screen(app)[y]) == (CATEGORIES, before)
 
 
 @asynchronous
