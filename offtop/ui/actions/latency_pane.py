@@ -48,13 +48,14 @@ class LatencyPane(Pane):
         else:
             self._display.show_alert("nothing was measured then")
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         heat = picture.heat
         if heat is None:
-            return
+            return False
         column, row = x - HEAT_SCALE + 1, len(heat.rows) - y
         if 0 <= column < len(heat.columns) and 0 <= row < len(heat.rows):
             self._select(views.Cell(heat.ends_ns[column], row))
+        return False
 
 
 class IoHeatPane(LatencyPane):

@@ -93,8 +93,9 @@ class Pane:
 
     # The mouse
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
-        """Select what is at a cell of the pane; a click on the selection drills down."""
+    def click(self, picture: Picture, x: int, y: int) -> bool:
+        """Select what is at a cell of the pane; a click on the selection drills down. Return whether it did that."""
+        return False
 
     @property
     def _focused_view(self) -> View:

@@ -130,19 +130,20 @@ class StackRowsPane(Pane, Generic[Row]):
         chosen = self._listed(picture).chosen
         return printable(self._text_of(chosen)) if chosen else super().as_text(picture)
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         rows, listed = self._rows(picture), self._listed(picture)
         if other := self._in_its_place(picture):
-            other.click(picture, x, y)
-            return
+            return other.click(picture, x, y)
         if listed.opened:
-            return
+            return False
         top = STUCK_FRAME + self._above(picture)
         number = listed.first + y - top
-        if y == top - 1 and rows:
+        is_row = top <= y < STUCK_FRAME + stuck_lines(self._pen.height) and number < len(rows)
+        is_selected = is_row and number == listed.cursor
+        if is_selected:
+            self.enter(picture)
+        elif is_row:
+            self._display.set_view(self._at_row(self._focused_view, rows[number], y - top))
+        elif y == top - 1 and rows:
             self._sorting.sort_by_title(sort_at(self._columns(), 1, x))
-        elif top <= y < STUCK_FRAME + stuck_lines(self._pen.height) and number < len(rows):
-            if number == listed.cursor:
-                self.enter(picture)
-            else:
-                self._display.set_view(self._at_row(self._focused_view, rows[number], y - top))
+        return is_selected

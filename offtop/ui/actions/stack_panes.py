@@ -135,20 +135,22 @@ class TreePane(StackPane):
         branch = tree.branches[tree.cursor]
         return branch.path, branch.part
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         tree = self._tree(picture)
         line = y - _first_line(tree) if tree else -1
         if tree is None or line < 0 or tree.first + line >= len(tree.branches):
-            return
+            return False
         index = tree.first + line
         branch = tree.branches[index]
         view = panes.at_branch(self._focused_view, branch.path, line)
-        if index == tree.cursor and self._has_focus:
+        is_selected = index == tree.cursor and self._has_focus
+        if is_selected:
             if branch.openable:
                 view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
             else:
                 view = drilling.entered(view, None)
         self._display.set_view(view)
+        return is_selected
 
 
 def _first_line(tree: TreePicture) -> int:
@@ -209,11 +211,12 @@ class FlamePane(StackPane):
             waits = next((box.part for box in picture.flame.icicle.boxes if box.path == path), waits)
         return path, waits
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         path, view = icicle.at(picture.flame, x, y), self._focused_view
+        is_selected = bool(path) and path == self._path(picture)
         if path:
-            is_selected = path == self._path(picture)
             self._display.set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
+        return is_selected
 
 
 class SitePane(StackPane):

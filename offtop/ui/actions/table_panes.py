@@ -44,7 +44,7 @@ class CategoriesPane(Pane):
         index = keys.index(view.category) if view.category in keys else 0
         self._display.set_view(drilling.at_category(view, keys[within(index + step, keys)]))
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         rows, seen = picture.categories.ranking.rows, picture.categories.seen
         keys = [ALL, *(row.key for row in rows[seen.first : seen.end])]
         if y == 0:
@@ -56,6 +56,8 @@ class CategoriesPane(Pane):
             self._display.set_view(
                 drilling.entered(view, None) if is_selected else drilling.at_category(view, key, max(0, y - 2))
             )
+            return is_selected
+        return False
 
     def as_filter(self, picture: Picture) -> Filter | None:
         category = self._display.view.category
@@ -157,7 +159,7 @@ class ListPane(Pane):
         place = "" if row.top == NOWHERE else location.of_sleeper(picture.common.catalog, row.top, self._pen.names)
         return f"{row.title or row.name} {row.process} {place}"
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         head = 1 + picture.listed.account_lines
         line = y - head - 1
         if y == head:
@@ -166,6 +168,8 @@ class ListPane(Pane):
             key, view = rows[line].key, self._focused_view
             is_selected = picture.listed.first + line == picture.listed.cursor and self._has_focus
             self._display.set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key, line))
+            return is_selected
+        return False
 
 
 def _family(row: Row) -> str:

@@ -82,13 +82,15 @@ class StuckPane(Pane):
             return super().as_text(picture)
         return _text(stuck.in_full(picture.stuck, picture.common, self._pen._replace(width=_UNCUT_WIDTH)))
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         view, waits, line = self._focused_view, picture.stuck.shown.waits, y - STUCK_FRAME
         row = picture.stuck.first + line
         if not view.stuck.opened and 0 <= line < stuck_lines(self._pen.height) and row < len(waits):
             is_selected = row == picture.stuck.cursor
             view = panes.at_stuck(view, waits[row].site.thread, line)
             self._display.set_view(panes.stuck_entered(view, picture.stuck.alike(row)) if is_selected else view)
+            return is_selected
+        return False
 
 
 class OutliersPane(Pane):
@@ -136,12 +138,15 @@ class OutliersPane(Pane):
             return super().as_text(picture)
         return _text(outliers.in_full(picture.outliers, self._pen._replace(width=_UNCUT_WIDTH)))
 
-    def click(self, picture: Picture, x: int, y: int) -> None:
+    def click(self, picture: Picture, x: int, y: int) -> bool:
         view, groups, line = self._focused_view, picture.outliers.groups, y - STUCK_FRAME
         row = picture.outliers.first + line
         if not view.outliers.opened and 0 <= line < stuck_lines(self._pen.height) and row < len(groups):
+            is_selected = row == picture.outliers.cursor
             view = panes.at_outlier(view, which(groups[row]), line)
-            self._display.set_view(panes.outlier_opened(view) if row == picture.outliers.cursor else view)
+            self._display.set_view(panes.outlier_opened(view) if is_selected else view)
+            return is_selected
+        return False
 
 
 def _last_scroll(lines: list[Line], pen: Pen) -> int:

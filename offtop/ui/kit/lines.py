@@ -184,13 +184,15 @@ def exact(update: RenderableType | None) -> RenderableType | None:
 class Clicked(Message):
     """A click, or a wheel movement, on a panel."""
 
-    def __init__(self, panel: str, x: int, y: int, turns: int = 0) -> None:
+    def __init__(self, panel: str, x: int, y: int, turns: int = 0, *, follows_at_once: bool = False) -> None:
         super().__init__()
         self.panel = panel
         self.x = x
         self.y = y
         self.turns = turns
         """Wheel steps down, negative for up; 0 for a click."""
+        self.follows_at_once = follows_at_once
+        """Whether it is the second or a later click of a double click."""
 
 
 class Panel(Widget):
@@ -215,7 +217,7 @@ class Panel(Widget):
                 self.refresh(*(Region(x, y, cells, 1) for x, cells in changes(old, new, width)))
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(Clicked(str(self.id), event.x, event.y))
+        self.post_message(Clicked(str(self.id), event.x, event.y, follows_at_once=event.chain > 1))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         self.post_message(Clicked(str(self.id), event.x, event.y, turns=1))

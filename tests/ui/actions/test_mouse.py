@@ -1,9 +1,11 @@
 """The mouse: a click selects, a click on the selection drills down, and the wheel moves."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
 from textual import events
+from textual.app import App
 from textual.pilot import Pilot
 
 from offtop.model.aggregate.steps import Step
@@ -82,6 +84,21 @@ async def test_click_on_a_column_header_sorts_and_a_second_click_reverses(panel:
         assert app.view.sort == "NAME"
         await pilot.click(offset=(column_titles(app, LIST).index("PID"), of_list))
         assert app.view.sort == "PID"
+
+
+@asynchronous
+async def test_second_half_of_a_double_click_on_the_selection_does_nothing_in_the_list_that_opened() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("tab")
+        place = at(app, "shop")
+        assert screen(app)[place[1]].startswith(">")
+        await pilot.click(offset=place, times=2)
+        assert (app.view.pid, app.view.thread, app.view.sort) == (100, None, "WAITING"), (
+            "its column titles are there now"
+        )
+        await asyncio.sleep(App.CLICK_CHAIN_TIME_THRESHOLD)
+        await pilot.click(offset=at(app, "worker-2"))
+        assert app.view.cursor == ThreadKey(100, 102), "later clicks count"
 
 
 def process_of(view: View) -> int | None:
