@@ -56,6 +56,8 @@ _OPERATORS = {
     "not": _NOT,
 }
 """What is wrong with words that other languages use as operators."""
+_JOINED = re.compile(r"(&&?|\|\|?)!?(\w+)[=!<>]")
+"""One of them between two words with keys."""
 _LAST_ID = (1 << 31) - 1
 _NS_PER_MS = 1_000_000
 _IDS = {"pid": 0, "tid": 1}
@@ -252,6 +254,9 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
             hint = f": {', '.join(tries)}" if tries else f". Use one of {', '.join(_EXAMPLES)}"
             raise word._replace(typed=key).wrong(f"is not a filter key{hint}")
         raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
+    if (joined := _JOINED.search(bare[found.end() :])) and joined[2].lower() in _EXAMPLES:
+        instead = "commas, in one key: comm=fio,dd" if "|" in joined[1] else "a space: all words must match"
+        raise word.wrong(f"joins two words by {joined[1]}. Use {instead}")
     compares = _is_number(key)
     if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
         takes = "> >= < <= and =" if compares else "= and !="

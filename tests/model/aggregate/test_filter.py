@@ -279,6 +279,8 @@ def test_a_filter_frees_what_it_was_used_on_without_a_garbage_collection(text: s
         ("comm=fio & ", "'&' is not needed."),
         ("comm=fio | dd", "'|' needs commas, in one key: comm=fio,dd."),
         ("comm=fio || comm=dd", "'||' needs commas, in one key: comm=fio,dd."),
+        ("comm=a*|comm=b", "'comm=a*|comm=b' joins two words by |. Use commas, in one key: comm=fio,dd"),
+        ("comm=a&&!cat=x", "'comm=a&&!cat=x' joins two words by &&. Use a space: all words must match"),
         ("NOT comm=dd", "'NOT' is written as comm!=fio."),
         ("comm:postgres", "'comm:postgres' is not valid: try comm=postgres. To search for it: \"comm:postgres\""),
         ("category=lock", "'category' is not a filter key: try cat=lock"),
