@@ -276,6 +276,7 @@ async def test_rows_below_those_on_the_screen_are_summed_up_until_the_last_one_i
         await pilot.press("end")
         *above, last = pane(app, LIST)[2:]
         assert last.split()[:3] == [">", "1", "p1"] and above[0].split()[0] == str(len(above) + 1)
+        assert f"processes: all categories ({40 - len(above) - 1} above) ─" in pane(app, LIST)[0]
         await pilot.press("home")
         assert pane(app, LIST)[-1] == rest
         await pilot.press("end", "escape")
@@ -357,6 +358,7 @@ async def test_down_and_end_reach_every_category() -> None:
         assert rows_of(app, CATEGORIES) == first
         await pilot.press("end")
         assert app.view.category == names[-1]
+        assert rows_of(app, CATEGORIES)[0].split()[:4] == ["all", "(3", "above)", "0.85"]
 
 
 @asynchronous

@@ -153,9 +153,10 @@ def categories(shown: CategoriesPicture, common: Common, pen: Pen) -> list[Line]
     """Return the table of the selection's categories; its first row is their sum."""
     columns = category_columns(shown, common, pen)
     view, ranking = common.view, shown.ranking
+    above = shown.seen.first
     everything = Row(
         ALL,
-        "all",
+        f"all ({above} above)" if above else "all",
         common.span_ns,
         ranking.whole,
         ranking.whole.total_ns,
@@ -185,6 +186,8 @@ def rows(listed: ListPicture, of_selection: AccountPicture | None, common: Commo
     of = f" of {name_of(common.catalog, inside, pen.glyphs)}" if inside is not None else ""
     category = view.category if view.category != ALL else "all categories"
     title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
+    if listed.first:
+        title += f" ({listed.first} above)"
     if common.uncompared or listed.caveat:
         title += f"  ({common.uncompared or listed.caveat})"
     lines = [rule(title, pen)]
