@@ -40,6 +40,7 @@ from offtop.model.values.wake import (
     OFFWAKE,
     SIGNAL,
     SOFTIRQ,
+    STORM,
     THREAD,
     TIMEOUT,
     TIMER,
@@ -355,8 +356,7 @@ def sum_of(storms: Iterable[Storm]) -> Storm:
 
 
 def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watch) -> None:
-    found: list[tuple[int, int, int]] = []
-    while len(found) < 8 and (TIMES, TIMES * 100, 100) not in found:  # a waker that the hypervisor halts makes two
+    for _ in range(4):
         with wakings.running("storm") as child:
             asked(live, child, WAKEUP)
             child.go()
@@ -369,8 +369,12 @@ def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watc
             assert storm.slept_again >= storm.woken * 0.9
             assert storm.wasted_switches == 2 * storm.slept_again
             assert live.tick(0.05).storms == {}
-        found.append((storm.storms, storm.woken, storm.largest))
-    assert (TIMES, TIMES * 100, 100) in found
+            gaps, storms, woken, most = (child.at[name] for name in ("gaps", "storms", "woken", "most"))
+            assert storms <= storm.storms <= storms + gaps
+            assert woken - gaps * (STORM - 1) <= storm.woken <= woken, "fewer than STORM are no storm"
+            assert storm.largest == most or gaps
+        if woken == TIMES * 100 and not gaps:
+            break  # the waker was never halted, and the members always had the CPU in time
 
 
 def test_waking_one_thread_again_and_again_is_no_storm(live: Watch) -> None:

@@ -26,6 +26,8 @@
 #define NOINLINE __attribute__((noinline))
 #define MOST 256
 #define PAGE 4096
+#define STORM 8 /* as in bpf/offcpu.h */
+#define BURST_NS 100000
 
 static int times, each_ms, calls, fds[2] = {-1, -1}, others[2] = {-1, -1}, spliced = -1;
 static char random_bytes[4096], page[PAGE];
@@ -37,6 +39,14 @@ static const char *way = "";
 static void tell(const char *name, long value)
 {
 	printf("%s %lx\n", name, value);
+}
+
+static long monotonic_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000L + t.tv_nsec;
 }
 
 static void next(void)
@@ -195,12 +205,29 @@ static NOINLINE void *player(void *number)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
+static long waiting, took_ns[MOST];
+
+/* Return how many gaps of BURST_NS there may be in the broadcasts: in what they took beyond the shortest one. */
+static long gaps(void)
+{
+	long shortest_ns = took_ns[0], found = 0;
+
+	for (int i = 1; i < times; i++)
+		if (took_ns[i] < shortest_ns)
+			shortest_ns = took_ns[i];
+	for (int i = 0; i < times; i++)
+		found += (took_ns[i] - shortest_ns + BURST_NS / 2) / BURST_NS;
+	return found;
+}
+
 static NOINLINE void *member(void *number)
 {
 	prctl(PR_SET_NAME, "member");
 	pthread_mutex_lock(&lock);
-	while (!is_over)
+	while (!is_over) {
+		waiting++;
 		pthread_cond_wait(&changed, &lock);
+	}
 	pthread_mutex_unlock(&lock);
 	return number;
 }
@@ -352,11 +379,24 @@ int main(int count, char **words_given)
 		run_first();
 		usleep(50000);
 		next();
+		long storms = 0, woken = 0, most = 0;
 		for (int i = 0; i < times; i++) {
 			rest();
+			pthread_mutex_lock(&lock);
+			long begin_ns = monotonic_ns(), some = waiting;
+			waiting = 0;
 			pthread_cond_broadcast(&changed);
+			took_ns[i] = monotonic_ns() - begin_ns;
+			pthread_mutex_unlock(&lock);
+			storms += some >= STORM;
+			woken += some >= STORM ? some : 0;
+			most = some > most ? some : most;
 		}
 		usleep(50000);
+		tell("storms", storms);
+		tell("woken", woken);
+		tell("most", most);
+		tell("gaps", gaps());
 	} else if (!strcmp(kind, "pingpong")) {
 		for (long i = 0; i < 2; i++)
 			pthread_create(&threads[i], 0, player, (void *)i);

@@ -11,7 +11,9 @@ Kinds:
 - `late`: the same, but the waker keeps the sleeper from the CPU.
 - `relay`: main wakes runner-0, which wakes runner-1 and so on, up to runner-4.
 - `pingpong`: ping and pong wake each other.
-- `storm`: main broadcasts to 100 members on its CPU. None of them runs meanwhile, so that each broadcast is one burst.
+- `storm`: main broadcasts to 100 members on its CPU. None of them runs meanwhile, so that each broadcast is one burst,
+  unless it takes long: at most `gaps` bursts more. `storms` of them found enough members waiting, at most `most`, and
+  `woken` in all.
 - `timer` and `timer-calls`: a timer wakes main, while another thread spins on its CPU.
 - `nap`: main sleeps in a poll of nothing, each time after a poll of a pipe.
 - `timerfd`; `timerfds`: another one each time, and all stay open.
