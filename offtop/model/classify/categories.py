@@ -24,8 +24,8 @@ NEAR = 4
 """How many frames from the leaf the condition `near` covers."""
 _LONGEST_TAIL = 12
 """The scheduler, the BPF program and its callers are within so many frames from the leaf."""
-_LEAST_PERIODIC = 3
-"""So many waits of one length are periodic."""
+_LEAST_PERIODIC, _MOST_ODD = 3, 1 / 20
+"""So many waits of about one length are periodic, if others are at most this share of the number and of the time."""
 
 # Frames [first, end) from the leaf that each condition covers.
 _COVERED_FRAMES = {"leaf": (0, 1), "caller": (1, 2), "near": (0, NEAR), "any": (0, None), "not": (0, None)}
@@ -146,14 +146,21 @@ def bare(name: str) -> str:
 def is_periodic(counts: Ints, rows: int) -> Mask:
     """Return for each of `rows` histograms whether the waits are periodic. `counts`: see table.nonzero_lanes.
 
-    They are if there are at least 3, all in two adjacent lanes.
+    They are if there are at least 3, and two adjacent lanes have at least 95 % of them and of their time; each wait is
+    taken to be as long as the shortest of its lane. So a wait that the start of offtop has cut decides nothing, once
+    there are 20.
     """
     row, lane, waits = counts.T
     found, is_first = np.zeros(rows, np.bool_), np.append(True, row[1:] != row[:-1])[: len(row)]
     first = np.flatnonzero(is_first)
     if len(first):
-        last = np.append(first[1:], len(row)) - 1
-        found[row[first]] = (lane[last] - lane[first] <= 1) & (np.add.reduceat(waits, first) >= _LEAST_PERIODIC)
+        is_next = np.append((row[1:] == row[:-1]) & (lane[1:] == lane[:-1] + 1), False)
+        is_periodic = np.add.reduceat(waits, first) >= _LEAST_PERIODIC
+        for amount in (waits.astype(np.float64), waits * 2.0**lane):
+            pairs = amount + np.where(is_next, np.roll(amount, -1), 0)
+            every = np.add.reduceat(amount, first)
+            is_periodic &= np.maximum.reduceat(pairs, first) >= (1 - _MOST_ODD) * every
+        found[row[first]] = is_periodic
     return found
 
 

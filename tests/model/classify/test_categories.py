@@ -473,9 +473,16 @@ def test_no_two_shipped_rules_are_the_same() -> None:
         ([10, 10, 17], True),
         ([10, 10, 34], False),
         ([10, 10, 10, 10, 10, 0], False),
+        ([*[10] * 18, 0], False),
+        ([*[10] * 19, 0], True),
+        ([0, *[10] * 30, *[17] * 30, 34], True),
+        ([*[10] * 19, 900], False),
+        ([*[900] * 19, 10], True),
+        ([*[900] * 18, 10, 10], False),
+        ([*[10] * 19, *[34] * 19], False),
     ],
 )
-def test_three_waits_within_two_adjacent_lanes_are_periodic(waits_ms: list[int], periodic: bool) -> None:
+def test_waits_are_periodic_if_95_percent_are_within_two_adjacent_lanes(waits_ms: list[int], periodic: bool) -> None:
     one, other = (histogram.of(*(ms * 1_000_000 for ms in some)) for some in (waits_ms, [5, 5, 5, 5]))
     for histograms, found in (([one], [periodic]), ([other, one, other, one], [True, periodic] * 2)):
         counts = nonzero_lanes(histogram.to_lanes(histograms))
