@@ -48,8 +48,8 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 	    $(bin)/offtop demo; }
 
 # Each check runs even if another one fails. pyright runs beside the tests with the CPU time that they leave; its output
-# is printed after theirs. The kernel tests come last, fewer at a time, because they need the CPUs for themselves. One
-# process imports all tests before the others do, so that in a fresh clone not each of them compiles all the Python.
+# is printed after theirs. The kernel tests come last, because they need the CPUs for themselves. One process imports all
+# tests before the others do, so that in a fresh clone not each of them compiles all the Python.
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \

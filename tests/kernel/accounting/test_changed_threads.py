@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +160,13 @@ int main(void)
 	return 0;
 }
 """
+
+
+@pytest.fixture(scope="module")
+def live() -> Generator[Watch]:
+    """Watch without user stacks: ticks must be short while a thread spins ahead of all others."""
+    with watch.watching_kernel_stacks() as watched:
+        yield watched
 
 
 @pytest.fixture
