@@ -21,7 +21,7 @@ _LEAST_LOST_NS = 50_000_000
 _READS, _LONGEST_NS = 25, 5_000_000
 """How many times /proc/diskstats is read while a request may be lost, and for how long at most."""
 _UNCOUNTED = frozenset({"flush", "other"})
-"""Operations that /proc/diskstats lacks. `other` has what programs send past the block layer, such as SG_IO."""
+"""Operations that /proc/diskstats lacks. `other` includes passthrough requests, such as those of SG_IO."""
 
 
 class Entry(NamedTuple):
