@@ -78,6 +78,10 @@ class Watch:
         """Begin the next tick here, for example if something else has read the source."""
         self.last = self._read()
 
+    def scan_in_next_tick(self, is_scanned: bool) -> None:
+        """Have the next tick scan the waits in progress, or not, whatever that costs."""
+        self.source._stages.scan_cadence._left = 0 if is_scanned else 1  # pyright: ignore[reportPrivateUsage]
+
     def see_each_tick(self) -> None:
         """Return once waits in progress are scanned at each tick.
 

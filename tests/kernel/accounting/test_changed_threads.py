@@ -199,7 +199,7 @@ def test_only_threads_that_have_changed_are_visited_and_none_is_missed(
         live.tick()
         windows = list[watch.Window]()
         for _ in range(20):
-            live.source._stages.scan_cadence._left = 0 if is_scanned else 5  # pyright: ignore[reportPrivateUsage]
+            live.scan_in_next_tick(is_scanned)
             windows.append(live.tick(0.05))  # checks the sums, or raises
         after = watch.switches(child.at["sleeps"])[0]
         ran_ns = [watch.thread(window, child.at["spins"]).running_ns for window in windows]

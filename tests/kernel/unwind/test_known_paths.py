@@ -161,12 +161,13 @@ def test_the_least_recently_learned_leaf_is_dropped(monkeypatch: pytest.MonkeyPa
 NAPS = r"""
 #include <pthread.h>
 #include <time.h>
+#include <unistd.h>
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 150000000}, 0); }
 static void *naps(void *unused) { for (;;) nap(); }
 int main(void)
 {
     pthread_t thread;
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < 16; i++, usleep(9000))
         pthread_create(&thread, 0, naps, 0);
     next();
     return 0;
@@ -176,12 +177,16 @@ int main(void)
 
 @pytest.mark.kernel
 def test_waits_of_a_pool_have_their_stack_from_their_first_tick_on(live: Watch, tmp_path: Path) -> None:
-    """They never get so old that each would be unwound by itself."""
+    """They never get so old that each would be unwound by itself.
+
+    The naps begin one after the other: those that end while offtop reads their stacks have none.
+    """
     assert OLD_NS > 150_000_000
     program = build(tmp_path / "naps", NAPS, "-pthread", "-fno-omit-frame-pointer", "-O1", "-fno-inline")
     with running([program]) as child, live.only(child.pid):
         shares: list[float] = []
         for _ in range(20):
+            live.scan_in_next_tick(True)
             live.tick(0.1)
             mine = [one.site.user for key, one in live.last.waiting.items() if key.pid == child.pid != key.tid]
             shares.append(sum(user != NO_STACK for user in mine) / max(1, len(mine)))
