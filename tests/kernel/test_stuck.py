@@ -28,6 +28,7 @@ from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
 from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
 from offtop.model.aggregate.account import Account, accounts, explained
 from offtop.model.classify.categories import is_periodic
+from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot, Waiting
 from offtop.model.values.stack import NO_STACK
@@ -82,6 +83,21 @@ int main(void)
 VFORKS = CLOCK + "int main(void) { next(); if (!vfork()) { usleep(20000000); _exit(0); } return 0; }"
 SPINS = CLOCK + "int main(void) { next(); for (;;) ; }"
 SPINS_THEN_ENDS = CLOCK + "int main(void) { spin_ms(300); return 0; }"
+WAITS_AFTER_A_RUN = (
+    CLOCK
+    + r"""
+int main(void)
+{
+	next();
+	spin_ms(400);
+	tell("asleep", (void *)now_ns());
+	next();
+	tell("awake", (void *)now_ns());
+	next();
+	return 0;
+}
+"""
+)
 BRIEF = "int main(void) { usleep(5000); return 0; }"
 CROWD = (
     CLOCK
@@ -173,6 +189,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vforks": VFORKS,
         "spins": SPINS,
         "spins-then-ends": SPINS_THEN_ENDS,
+        "waits-after-a-run": WAITS_AFTER_A_RUN,
         "brief": BRIEF,
         "crowd": CROWD,
         "execs": EXECS,
@@ -222,6 +239,25 @@ def test_a_wait_from_before_offtop_has_a_maximum_age_within_20_ms(built: Path) -
                 age = next(some.age(row) for row, it in enumerate(some.waits) if it.site.tid == child.pid)
                 assert abs(age.ns - (fresh.last.at_ns - child.at["asleep"])) <= 20 * MS
                 assert age.text.startswith("<=")
+
+
+def test_a_wait_from_before_offtop_has_its_whole_length_when_it_has_ended(built: Path) -> None:
+    with programs.running([built / "waits-after-a-run"]) as child:
+        child.go()
+        time.sleep(0.3)
+        with watch.watching() as fresh:
+            fresh.tick()
+            child.go()
+            window = fresh.tick(0.1)
+            ended = watch.thread(window, child.pid)
+            whole_ns = child.at["awake"] - child.at["asleep"]
+            assert whole_ns >= ended.offcpu_ns + 300 * MS  # its time counts in full windows only
+            assert abs(ended.max_ns - whole_ns) <= 20 * MS
+            assert ended.max_ns == max(totals.max_ns for totals in watch.sites_of(window, child.pid).values())
+            of_sites = sum(totals.histogram for totals in watch.sites_of(window, child.pid).values())
+            longest = log2.low_ns(log2.lane_of(ended.max_ns))
+            for histogram in (ended.histogram, of_sites):
+                assert [some for some in log2.slots(histogram) if some[0] >= 100 * MS] == [(longest, 1)]
 
 
 def test_reading_all_waits_again_changes_none_that_goes_on(built: Path) -> None:

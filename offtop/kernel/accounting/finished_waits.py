@@ -15,8 +15,8 @@ from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
-from offtop.model.values.waits import KERNEL, SWITCHED_OUT_NS, WAKE
+from offtop.model.values.table import MAX_NS, SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
+from offtop.model.values.waits import KERNEL, SINCE_NS, SWITCHED_OUT_NS, WAKE
 from offtop.model.values.wake import NO_WAKE
 
 Locate = Callable[[NDArray[np.uint64]], Ints]
@@ -68,7 +68,13 @@ class FinishedWaits:
         was_uncounted = has_first & ~was_shown & ~was_new if tick.filter_changed else np.zeros(size, np.bool_)
         shown_to_ns[was_uncounted] = tick.before_ns
         was_counted = was_known | was_uncounted
-        sites, has_site = self._first_sites(records.ids, uncounted, was_counted)
+        began_ns = waits[:, SINCE_NS]
+        was_older = has_first & has_ended & (began_ns != 0)
+        was_older &= waits[:, SWITCHED_OUT_NS] == uncounted["first_switched_out_ns"]
+        sites, has_site = self._first_sites(records.ids, uncounted, was_counted | was_older)
+        if was_older.any():
+            whole_ns = (uncounted["first_switched_out_ns"] + uncounted["first_off_ns"]).astype(np.int64) - began_ns
+            uncounted = _lengthen(tick, uncounted, np.flatnonzero(was_older), whole_ns, sites)
         moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
         at = np.flatnonzero(was_shown & was_known & has_site)
         now = self._with_scanned_stack(tick, sites[at], waits[at])
@@ -165,6 +171,25 @@ class FinishedWaits:
         before, after = (map(SITES.key, some[is_scanned].tolist()) for some in (sites, now))
         tick.renamed.update(zip(before, after, strict=True))
         return now
+
+
+def _lengthen(tick: TickDeltas, records: Rows, at: Ints, whole_ns: Ints, sites: Ints) -> Rows:
+    """Return the records with the whole length of the first waits `at`, and note it at the sites of these waits.
+
+    Their time does not change: what passed before a wait was first seen is in no window.
+    """
+    records, whole_ns = records.copy(), whole_ns[at]
+    records["max_ns"][at] = np.maximum(records["max_ns"][at], whole_ns)
+    before, after = (np.array([*map(log2.lane_of, ns.tolist())]) for ns in (records["first_off_ns"][at], whole_ns))
+    records["histogram"][at, before] -= 1
+    records["histogram"][at, after] += 1
+    has_site = (records["first_kind"][at] & layout.KIND_MASK) == layout.KIND_SITE
+    row, one = np.arange(np.count_nonzero(has_site)), np.ones(np.count_nonzero(has_site), np.int64)
+    numbers = np.zeros((len(row), SITES.numbers), np.int64)
+    numbers[:, MAX_NS] = whole_ns[has_site]
+    changes = (row, before[has_site], -one), (row, after[has_site], one)
+    tick.lengthened.append((sites[at[has_site]], numbers, np.concatenate([*map(np.column_stack, changes)])))
+    return records
 
 
 def _thread_numbers(records: Rows, taken_ns: Ints, taken_ready_ns: Ints) -> Ints:

@@ -57,8 +57,8 @@ class ScannedWaits:
         rows[:, STATE] = tasks["state"]
         is_older = tasks["flags"] & layout.SCANNED_BEGAN_EARLIER != 0
         is_known = is_older & (tasks["arrived_ns"] != 0) & (clock_offset_ns != 0)
-        arrived_ns = np.minimum(tasks["arrived_ns"] + clock_offset_ns, tasks["switched_out_ns"])
-        rows[:, SINCE_NS] = np.where(is_known, arrived_ns, 0)
+        ran_ns = _last_ran_ns(scan.tasks)[which] if is_known.any() else tasks["arrived_ns"]
+        rows[:, SINCE_NS] = np.where(is_known, np.minimum(ran_ns + clock_offset_ns, tasks["switched_out_ns"]), 0)
         rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
         self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan)
         is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
@@ -109,6 +109,23 @@ class ScannedWaits:
             with suppress(OSError):
                 comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
         return Holder(pid, tid, comm)
+
+
+def _last_ran_ns(tasks: Rows) -> Ints:
+    """Return for each task in a scan a time by the scheduler's clock at or after which it last ran; 0 if unknown.
+
+    It ran from arrived_ns on for an unknown time. exec_start_ns is when it was switched out, but by a clock that is
+    behind, because it leaves out time of interrupts and the hypervisor. How far it is behind only grows, and the
+    threads that ran before on the same CPU show how far at least: by their arrived_ns - exec_start_ns.
+    """
+    ran_ns: Ints = tasks["arrived_ns"].copy()
+    has_both = np.flatnonzero((ran_ns != 0) & (tasks["exec_start_ns"] != 0))
+    for cpu in np.unique(tasks["cpu"][has_both]).tolist():
+        at = has_both[tasks["cpu"][has_both] == cpu]
+        at = at[np.argsort(tasks["exec_start_ns"][at], kind="stable")]
+        exec_ns = tasks["exec_start_ns"][at]
+        ran_ns[at] = exec_ns + np.maximum.accumulate(ran_ns[at] - exec_ns)
+    return ran_ns
 
 
 def calls_in(registers: Rows, catalog: Catalog) -> tuple[Ints, Mask]:

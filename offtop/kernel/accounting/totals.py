@@ -43,6 +43,8 @@ class Totals:
         if tick.sites:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
             self._add_sites(tick, ids, numbers, NO_COUNTS)
+        for ids, numbers, changes in tick.lengthened:
+            self._add_sites(tick, ids, numbers, changes)
         self._add_sites(tick, late.ids, late.numbers, nonzero_lanes(late.lanes))
 
     def add_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:

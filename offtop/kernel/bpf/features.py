@@ -54,6 +54,7 @@ class Features:
     sum_exec: int
     """Offset of the total run time of the thread, as the kernel accounts it."""
     exec_start: int
+    cpu: int | None
     """Offset of the time when the total run time was last updated."""
     start_time: int
     execs: int
@@ -169,6 +170,7 @@ def detect(types: KernelTypes) -> Features:
             "This kernel does not count the run time of threads. Please report it with the output of: uname -r"
         )
     thread, sp = types.offset("task_struct", "thread"), _stack_pointer(types)
+    thread_info, cpu = types.offset("task_struct", "thread_info"), types.offset("thread_info", "cpu")
     fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
@@ -192,6 +194,7 @@ def detect(types: KernelTypes) -> Features:
         pcount=in_sched_info("pcount"),
         sum_exec=entity + exec_runtime,
         exec_start=entity + exec_start,
+        cpu=None if thread_info is None or cpu is None else thread_info + cpu,
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,

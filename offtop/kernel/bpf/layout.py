@@ -98,7 +98,7 @@ MEMO_COUNTS = struct.Struct("=5Q")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
-SCANNED_TASK = struct.Struct("=8Q8I16s")
+SCANNED_TASK = struct.Struct("=9Q8I16s")
 CHANGED = struct.Struct("=2I")
 ARGUMENTS = 6
 CALLEE_SAVED = 11

@@ -35,8 +35,8 @@ THREAD_ROW = np.dtype(
 """A ThreadRecord in an array."""
 TASK_ROW = np.dtype(
     [(name, np.int64) for name in ("switched_out_ns", "queued_ns", "arrived_ns", "exec_ns", "exec_at_ns")]
-    + [(name, np.int64) for name in ("start_ns", "tid_acquired_ns", "first_ns")]
-    + [(name, np.uint32) for name in ("pid", "tid", "state", "flags", "execs", "holder_pid", "holder_tid", "unused")]
+    + [(name, np.int64) for name in ("start_ns", "tid_acquired_ns", "first_ns", "exec_start_ns")]
+    + [(name, np.uint32) for name in ("pid", "tid", "state", "flags", "execs", "holder_pid", "holder_tid", "cpu")]
     + [("comm", "S16")]
 )
 """`struct scanned_task`: a thread in a task scan."""
@@ -72,7 +72,7 @@ SITE_KEY_ROW = np.dtype(
 SITE_ROW = np.dtype([("numbers", np.int64, layout.SITE_NUMBERS), ("lanes", np.uint32, log2.LANES)])
 """`struct site`."""
 
-_FLAGS_AT = struct.calcsize("=8Q3I")
+_FLAGS_AT = struct.calcsize("=9Q3I")
 """Offset of the flags in a `struct scanned_task`."""
 _32_BIT_END = 1 << 32
 _FACTORS = np.frombuffer(os.urandom(1024), np.uint64).reshape(2, 64) | np.uint64(1)

@@ -20,7 +20,7 @@ from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.scan_rows import histogram_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
+from offtop.model.values.snapshot import EXITED, Bound, Move, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, SHORT
 from offtop.model.values.wake import FIRST_WAKE, Storm
 from offtop.model.windows.window import Window, between, merge
@@ -442,6 +442,31 @@ def test_a_wait_that_began_before_offtop_counts_from_the_start() -> None:
     a = snapshot(ledger)
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
+
+
+def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_since_the_start() -> None:
+    key, site, since_ns = ThreadKey(7, 100), SiteKey(7, 100, FIRST_STACK, FIRST_STACK + 10), -500_000
+    waits = [
+        Wait(
+            switched_out_ns=1_500, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=site[2], user=site[3]
+        ),
+        Wait(
+            switched_out_ns=9_000, switched_in_ns=11_000, ready_ns=9_500, preempted=False, kernel=site[2], user=site[3]
+        ),
+    ]
+    record = record_of(waits, 2_000, 12_000)
+    assert record
+    ended = SiteDeltas.of([(site, SiteTotals(2, 8_500, 1_500, 6_500, log2.of(6_500, 2_000)))])
+    scanned = OffCpuTask(key, 1_500, False, 0, site.kernel, since_ns=since_ns, bound=Bound.AT_MOST)
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [scanned], primed_ns=1_400)
+    a = snapshot(ledger)
+    ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
+    window = between(a, snapshot(ledger))
+    whole_ns = 8_000 - since_ns
+    assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, log2.of(whole_ns, 2_000))
+    totals = window.threads[key]
+    assert (totals.offcpu_ns, totals.max_ns, totals.histogram) == (8_000, whole_ns, log2.of(whole_ns, 2_000))
 
 
 def test_a_wait_without_a_seen_end_ends_at_the_next_switch_out() -> None:

@@ -200,7 +200,7 @@ def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
     data = b""
     deep = struct.pack(f"={len(more)}Q", *more)
     for tid, flags in enumerate((0, 2, 4, 6 | layout.SCANNED_DEEP, 0, 6)):
-        numbers_of_task = *[1 << 40] * 8, 7, tid, 1, flags | layout.SCANNED_RUNNABLE, 0, 0, 0, 0
+        numbers_of_task = *[1 << 40] * 9, 7, tid, 1, flags | layout.SCANNED_RUNNABLE, 0, 0, 0, 0
         data += layout.SCANNED_TASK.pack(*numbers_of_task, b"sh") + thread * bool(flags & 2) + stack * bool(flags & 4)
         data += deep * bool(flags & layout.SCANNED_DEEP)
     scan = scan_of(data)
