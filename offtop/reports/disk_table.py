@@ -44,7 +44,7 @@ def table(listed: DiskRows, span_ns: int, most_rows: int | None = None) -> Itera
     total, per_s = listed.total, NS_PER_S / span_ns
     lost = f", lost {listed.lost} requests" if listed.lost else ""
     yield (
-        f"requests to disks: {count(total.requests * per_s)}/s, {byte_rate(total.bytes * per_s)}, "
+        f"requests to disks: {listed.rate(span_ns)}, {byte_rate(total.bytes * per_s)}, "
         f"{duration(total.outstanding_ns) or '0'} in queue and disk{lost}"
     )
     if listed.unsuited:

@@ -154,6 +154,9 @@ async def test_filter_and_search_work_in_the_list() -> None:
         await pilot.resize_terminal(200, 50)
         await pilot.pause()
         assert "ignored filter words: cat" in pane(app, DISKS)[0]
+        app.set_view(replace(VIEW, filter=parse("op=write")))
+        await pilot.pause()
+        assert "requests to disks: 4/s of 1.0k/s," in pane(app, DISKS)[0]
         assert "odd\\x1b[2J" in "\n".join(pane(app, DISKS)), "disks count all requests"
         app.set_view(replace(VIEW, filter=parse("op=flush")))
         await pilot.pause()

@@ -14,7 +14,7 @@ from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import NO_REQUESTS, DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.io_stacks import IoStack, Stacks, StackTotals, by_row
-from offtop.units import NS_PER_S, percent
+from offtop.units import NS_PER_S, count, percent
 
 
 class DiskRow(NamedTuple):
@@ -125,6 +125,12 @@ class DiskRows(IoRows[DiskRow]):
     def total(self) -> DiskTotals:
         """Sum of all rows."""
         return reduce(DiskTotals.beside, (row.totals for row in self.rows), self.elided)
+
+    def rate(self, span_ns: int) -> str:
+        """Return how many requests the rows had: `1.0/s`, or `1.0/s of 3.1/s` if the disks had more."""
+        of_disks = sum(device.totals.every.requests for device in self.devices)
+        rows, disks = (f"{count(many * NS_PER_S / span_ns)}/s" for many in (self.total.requests, of_disks))
+        return rows if rows == disks or of_disks < self.total.requests else f"{rows} of {disks}"
 
 
 def disk_rows(

@@ -67,7 +67,7 @@ def title(shown: DisksPicture, common: Common) -> str:
     per_s = 1e9 / shown.span_ns
     lost = [f"LOST {count(listed.lost)}"] if listed.lost else []
     parts = [
-        f"requests to disks: {count(total.requests * per_s)}/s",
+        f"requests to disks: {listed.rate(shown.span_ns)}",
         *lost,
         byte_rate(total.bytes * per_s),
         f"{duration(total.outstanding_ns) or '0'} in queue and disk in {span(round(shown.span_ns, -8))}",

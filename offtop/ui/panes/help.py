@@ -111,8 +111,10 @@ calls that returned.
 OP DISK WHO  with 8: requests of one operation that one process had done on one disk; H lists threads. [flush-8:0] is \
 a kernel worker, here the one that writes back to disk 8:0. They are counted only while the list is open.
 QUEUE<= DISK<=  with 8: the 99th percentile of the time in the queue, until the disk got the request, and in the disk. \
-TIME is both together; a request in progress counts as it goes. The lines of the disks count everybody's requests.
-QUEUED IN-DISK %UTIL  with 8: requests in the queue and in the disk now; share of the time with any request.
+TIME is both together; a request in progress counts as it goes. The lines of the disks count everybody's requests. \
+1.0/s of 3.1/s, in the title: the rows below have 1.0/s; the others are offtop's, or those that a filter leaves out.
+QUEUED IN-DISK %UTIL  with 8: requests in the queue and in the disk now; share of the time with any request. These \
+and TIME include discards and flushes, which r/s and w/s do not.
 %OFF-CPU     with 7: the part of TIME that was off CPU. Data that was in memory needs hardly any.
 WAITED ON    with G: the lock, pipe, socket or file. (unknown): a wait in progress, or one without an object.
 """
