@@ -141,7 +141,7 @@ def test_whole_machine_has_suspects_stuck_threads_profiles_and_units(tmp_path: P
         assert took and 1.9 <= float(took[1]) <= 4.5, tags.stdout + tags.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.variant)])
 def test_a_signal_ends_it_and_detaches_its_probes(number: signal.Signals, tmp_path: Path) -> None:
     with running("--directory", str(tmp_path), *QUICK) as agent:
         agent.after_ticks(2)

@@ -161,14 +161,13 @@ def test_each_tick_of_the_command_matches_the_schema_and_its_laws_hold(
 @pytest.mark.parametrize(
     ("filters", "mode"),
     [
-        (Filters(max_ns=5 * MS), OFFCPU),
-        (Filters(states=STATES["uninterruptible"]), OFFCPU),
-        (Filters(min_ns=0), OFFCPU),
-        (Filters(), WAKEUP),
-        (Filters(min_ns=0), OFFWAKE),
-        (Filters(), CHAIN),
+        pytest.param(Filters(max_ns=5 * MS), OFFCPU, id="--max"),
+        pytest.param(Filters(states=STATES["uninterruptible"]), OFFCPU, id="--state", marks=pytest.mark.variant),
+        pytest.param(Filters(min_ns=0), OFFCPU, id="--min 0 -p", marks=pytest.mark.variant),
+        pytest.param(Filters(), WAKEUP, id="wakeup", marks=pytest.mark.variant),
+        pytest.param(Filters(min_ns=0), OFFWAKE, id="offwake --min 0 -p", marks=pytest.mark.variant),
+        pytest.param(Filters(), CHAIN, id="chain"),
     ],
-    ids=["--max", "--state", "--min 0 -p", "wakeup", "offwake --min 0 -p", "chain"],
 )
 def test_each_tick_matches_the_schema_with_filters_and_in_each_mode(
     live: Watch, filters: Filters, mode: str, published: Any
@@ -251,7 +250,7 @@ def waking(program: Path, kind: str, times: int, each_ms: int) -> Generator[prog
         yield child
 
 
-@pytest.mark.parametrize("mode", [WAKEUP, OFFWAKE, CHAIN])
+@pytest.mark.parametrize("mode", [*(pytest.param(one, marks=pytest.mark.variant) for one in (WAKEUP, OFFWAKE)), CHAIN])
 def test_a_futex_waker_has_its_functions_and_its_own_waker(live: Watch, wakings: Path, mode: str) -> None:
     with waking(wakings, "futex", 1500, 20) as child, selecting(live, Filters(pids=(child.pid,)), mode):
         last = in_json(live, ticks=3, delay_ns=500 * MS)[-1]
@@ -404,7 +403,10 @@ def test_23_sleeps_of_10_ms_are_23_sleep_waits_at_their_functions() -> None:
         assert max(site["max_ns"] for site in made) >= 10 * MS
 
 
-@pytest.mark.parametrize(("arguments", "coding"), [("-b", "utf-8"), ("-b -H", "ascii"), ("--json", "ascii")])
+@pytest.mark.parametrize(
+    ("arguments", "coding"),
+    [pytest.param("-b", "utf-8", marks=pytest.mark.variant), ("-b -H", "ascii"), ("--json", "ascii")],
+)
 def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
     tmp_path: Path, arguments: str, coding: str
 ) -> None:

@@ -83,6 +83,7 @@ def test_without_bpf_and_proc_it_reports_why_bpf_is_missing() -> None:
     assert ended.status == 4
 
 
+@pytest.mark.variant
 def test_it_runs_without_tracefs_and_cgroups() -> None:
     script = "umount -l /sys/fs/cgroup; umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug; true"
     ended = command.run("-b", "-n", "1", before=mounted(f"({script}) 2>/dev/null"))

@@ -54,13 +54,13 @@ static void *spins(void *unused)
 {
 	pin(0, 0);
 	setpriority(PRIO_PROCESS, 0, -20);
-	spin(5);
+	spin(2.5);
 	return 0;
 }
 static void *sleeps(void *unused)
 {
 	sleeper = gettid();
-	for (int i = 0; i < 8; i++) {
+	for (int i = 0; i < 4; i++) {
 		pin(0, 0);
 		spin(0.02);
 		double before = delay();
@@ -88,7 +88,7 @@ int main(void)
 	return 0;
 }
 """
-"""A thread sleeps eight times, and is moved to another CPU each time as soon as it does.
+"""A thread sleeps four times, and is moved to another CPU each time as soon as it does.
 
 `moved` is how often the kernel has counted all of the sleep as time in the run queue.
 """
@@ -107,12 +107,12 @@ def test_sleep_is_not_time_in_the_run_queue_although_the_kernel_counts_it_so(
     with programs.running([binary]) as child, watch.watching() as live:
         live.tick()
         child.go_on_alone()
-        windows = [live.tick(0.5) for _ in range(8)]  # each checks the sums, or raises
+        windows = [live.tick(0.5) for _ in range(4)]  # each checks the sums, or raises
         child.listen()
         windows.append(live.tick())
     moved = child.at["moved"]
-    if moved < 3:
-        pytest.skip(f"only {moved} of 8 sleeping threads were moved before they had left their run queue")
+    if moved < 2:
+        pytest.skip(f"the sleeper was moved before it had left its run queue in {moved} of 4 sleeps only")
     sleeper = watch.thread(merge(windows), child.at["sleeper"])
-    assert sleeper.offcpu_ns > 8 * 300 * MS
+    assert sleeper.offcpu_ns > 4 * 300 * MS
     assert sleeper.runqueue_ns - sleeper.preempted_ns < moved * 150 * MS

@@ -18,7 +18,13 @@ from tests.kernel import waits
 pytestmark = pytest.mark.kernel
 
 
-@pytest.mark.parametrize("chosen", [(), ("-u", "root"), ("--filter", "user=root cat=sleep")])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *(pytest.param(one, marks=pytest.mark.variant) for one in ((), ("-u", "root"))),
+        ("--filter", "user=root cat=sleep"),
+    ],
+)
 def test_the_waits_of_a_child_are_exported(chosen: tuple[str, ...]) -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()

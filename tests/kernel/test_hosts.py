@@ -92,7 +92,7 @@ def test_a_cut_connection_is_made_again_and_its_time_is_lost(host: Sshd, tmp_pat
     assert [tick["sites"] for tick in replayed][: len(ticks)] == [tick["sites"] for tick in ticks]
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.variant), signal.SIGKILL])
 def test_the_host_is_left_when_offtop_ends_here(host: Sshd, end: signal.Signals) -> None:
     process = start(*host.options, "-b", "-d", "60", *QUICK)  # no tick is written for a minute
     deadline = time.monotonic() + 20
@@ -124,6 +124,7 @@ def test_the_screen_holds_the_picture_while_the_connection_is_cut(host: Sshd) ->
         host.wait_until_gone(there)
 
 
+@pytest.mark.variant
 def test_enter_in_a_fleet_shows_the_host_live(host: Sshd) -> None:
     with serving(fleet([Machine("db7:9877", {"lock": 3.0})])) as api:
         command = [str(OFFTOP), "fleet", api.url, *host.options[2:]]
@@ -202,6 +203,7 @@ def test_what_is_wrong_on_the_host_is_one_sentence(host: Sshd, options: list[str
     assert refused.status
 
 
+@pytest.mark.variant
 def test_keys_that_ssh_refuses_are_one_sentence(host: Sshd) -> None:
     for option, said in (
         (f"UserKnownHostsFile={host.directory}/known_other", "The host key of db7 has changed: "),

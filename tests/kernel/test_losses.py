@@ -299,7 +299,7 @@ def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey],
     return of_threads, of_sites
 
 
-@pytest.mark.parametrize(("probe", "threads"), [("auto", TINY), ("switch", 64)])
+@pytest.mark.parametrize(("probe", "threads"), [("auto", TINY), pytest.param("switch", 64, marks=pytest.mark.variant)])
 def test_in_tiny_maps_every_loss_is_counted_and_the_laws_hold(
     monkeypatch: pytest.MonkeyPatch, binary: Path, probe: str, threads: int
 ) -> None:
@@ -354,7 +354,7 @@ def test_each_stack_without_room_is_lost_and_its_wait_under_stack_lost(
         assert of_threads == of_sites
 
 
-@pytest.mark.parametrize("room", ["of this machine", "for 64"])
+@pytest.mark.parametrize("room", [pytest.param("of this machine", marks=pytest.mark.variant), "for 64"])
 def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: str
 ) -> None:

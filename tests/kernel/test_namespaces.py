@@ -321,6 +321,7 @@ def test_p_and_t_take_the_containers_ids(family: Path) -> None:
         assert (refused.status, refused.sentence) == (2, f"No process {one.first}. Look it up with: pgrep NAME")
 
 
+@pytest.mark.variant
 def test_threads_of_a_nested_namespace_have_our_ids(family: Path) -> None:
     with contained(*OWN, family) as one:
         inner = child_of(one.first)
@@ -364,6 +365,7 @@ def test_with_a_foreign_proc_it_exits_and_names_the_fix() -> None:
     assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
 
 
+@pytest.mark.variant
 def test_on_the_host_p_takes_a_containers_id(family: Path) -> None:
     with contained(family) as one, contained(family) as other:
         pid = one.program.at["pid"]

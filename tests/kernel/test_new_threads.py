@@ -181,7 +181,7 @@ SWITCH_IN_PROBES = pytest.mark.parametrize(
         pytest.param("exit", False, id="exit, records by task", marks=pytest.mark.variant),
         pytest.param("kprobe", True, id="kprobe"),
         pytest.param("kprobe", False, id="kprobe, records by task", marks=pytest.mark.variant),
-        pytest.param("switch", False, id="switch, records by task"),
+        pytest.param("switch", False, id="switch, records by task", marks=pytest.mark.variant),
     ],
 )
 

@@ -132,6 +132,7 @@ def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: i
         assert expected in page.out
 
 
+@pytest.mark.variant
 def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
     # The shell makes the terminal its controlling one, so that the kernel sends it SIGHUP when the other end is closed.
     on_own_terminal = ["sh", "-c", 'exec 0<>"$(tty)" && cd "$1" && shift && exec "$@"', "sh", str(tmp_path)]
@@ -161,6 +162,7 @@ def test_function_names_are_in_the_file_and_old_files_are_deleted(tmp_path: Path
     }
 
 
+@pytest.mark.variant
 def test_anyone_who_can_read_the_file_can_replay_it(tmp_path: Path, ann: Person) -> None:
     file = ann.home / "it.offtop"
     assert run("record", "-o", str(file), "-n", "2", "-d", "0.3").status == 0

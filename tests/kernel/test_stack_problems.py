@@ -97,6 +97,7 @@ def test_the_remedies_fix_it(bare: Path, tmp_path: Path) -> None:
         assert rounds(looker, child) == {}
 
 
+@pytest.mark.variant
 def test_guessed_callers_are_blamed_on_the_binary_without_rules(bare: Path) -> None:
     with looking() as looker, running([bare]) as child:
         child.go()
@@ -106,6 +107,7 @@ def test_guessed_callers_are_blamed_on_the_binary_without_rules(bare: Path) -> N
         assert {label for label, _ in found} == {"bare"}
 
 
+@pytest.mark.variant
 def test_frame_pointers_alone_are_reported_as_unchecked(bare: Path) -> None:
     with looking("fp") as looker, running([bare]) as child:
         child.go()

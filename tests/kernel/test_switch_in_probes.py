@@ -41,8 +41,9 @@ def found() -> Features:
 
 _WAYS = [
     *((probe, "") for probe in SWITCH_IN_PROBES),
-    *(("exit", "run_delay"), ("kprobe", "run_delay")),  # `switch` has sched_waking in any case
-    ("exit", "task_storage"),
+    # `switch` has sched_waking in any case.
+    *(pytest.param((probe, "run_delay"), marks=pytest.mark.variant) for probe in ("exit", "kprobe")),
+    pytest.param(("exit", "task_storage"), marks=pytest.mark.variant),
 ]
 PROBES_OF_EXITS = pytest.mark.parametrize(
     "probe",
@@ -117,7 +118,7 @@ def test_a_thread_that_calls_exec_continues_under_its_pid_only(through: Watch, t
         assert (life.to_ns, window.catalog.life(before).to_ns > 0) == (0, True)
 
 
-@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+@PROBES_OF_EXITS
 def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(probe: str, tmp_path: Path) -> None:
     demand(probe)
     binary = programs.build(tmp_path / "storm", STORM, "-D_GNU_SOURCE", "-pthread")
@@ -280,7 +281,7 @@ def test_a_ping_pong_has_as_many_waits_as_the_kernel_counts_with_every_probe(thr
     check_ping_pong(through, tmp_path, partial(most_unseen, through.last.probe))
 
 
-@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+@PROBES_OF_EXITS
 def test_run_queue_time_from_wakeups_matches_the_kernels_count(
     probe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,7 @@ def caught_of(live: watch.Watch, tid: int) -> list[LongWait]:
     return [one for one in live.last.long_waits if one.site.tid == tid]
 
 
-@pytest.mark.parametrize("probe", ["exit", "switch"])
+@pytest.mark.parametrize("probe", ["exit", pytest.param("switch", marks=pytest.mark.variant)])
 def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> None:
     with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(probe=probe) as live:
         live.source.set_thresholds(Fixed("sleep", 15 * MS))

@@ -346,7 +346,10 @@ def test_readers_and_their_replacements_are_not_counted() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("first_seen", ["by no scan", "by a scan", "by a scan that primes"])
+@pytest.mark.parametrize(
+    "first_seen",
+    [*(pytest.param(one, marks=pytest.mark.variant) for one in ("by no scan", "by a scan")), "by a scan that primes"],
+)
 def test_a_child_that_began_to_wait_before_it_was_known_is_not_counted(first_seen: str) -> None:
     with waits.running("sleep", times=3) as child, watch.watching() as live:
         names, stages = live.source.names, live.source._stages  # pyright: ignore[reportPrivateUsage]

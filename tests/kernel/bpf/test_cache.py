@@ -127,6 +127,7 @@ def shape(one: Program, before: Counter[str]) -> tuple[Any, ...]:
     return one.probe, one.bcc_version, one.unwind, sorted(one.programs), maps, (opened() - before).total()
 
 
+@pytest.mark.variant
 def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
     cache: Path, fresh: Compiled, compiled: list[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_four_capabilities_do_everything_but_cost(napping: programs.Program) -> 
     assert tick["cost"]["bpf_ns_per_switch"] is None
 
 
+@pytest.mark.variant
 def test_without_cap_sys_ptrace_waits_count_and_the_loss_is_reported(napping: programs.Program) -> None:
     tick, err = watched(napping, "bpf", "perfmon", "syslog")
     assert err.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
@@ -142,6 +143,7 @@ def test_without_cap_sys_ptrace_waits_count_and_the_loss_is_reported(napping: pr
 
 
 @pytest.mark.parametrize("more", [(), ("dac_read_search",)], ids=["without", "with"])
+@pytest.mark.variant
 def test_without_cap_dac_read_search_waiting_callers_are_not_permitted(
     napping: programs.Program, more: tuple[str, ...]
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_process_with_all_capabilities_lacks_nothing(before: Sequence[str], sa
     assert (ended.stdout.strip(), ended.stderr) == (says, "")
 
 
+@pytest.mark.variant
 def test_hidepid_proc_reports_user_stacks_as_not_permitted(napping: programs.Program) -> None:
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
     tick, err = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
@@ -203,6 +206,7 @@ def test_without_cap_syslog_waits_count_and_categories_are_unknown(napping: prog
     assert "nap" in site["user"]
 
 
+@pytest.mark.variant
 def test_without_cap_syslog_wakers_are_refused() -> None:
     ended = command.run("-b", "-n", "1", "--mode", "wakeup", before=as_nobody("bpf", "perfmon", "sys_ptrace"))
     assert ended.sentence.startswith("Wakers need the names of kernel functions")

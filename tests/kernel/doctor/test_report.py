@@ -234,6 +234,7 @@ def test_without_capabilities_only_the_privileges_check_fails() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.variant
 def test_four_capabilities_are_enough_but_for_the_cost() -> None:
     found = checked("setpriv", "--bounding-set=-all,+bpf,+perfmon,+sys_ptrace,+syslog", "--inh-caps=-all")
     assert found["privileges"].verdict == "ok"
@@ -275,6 +276,7 @@ def test_a_containers_pid_namespace_is_distinguished() -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.variant
 def test_a_bcc_from_pypi_is_ignored_and_a_missing_bcc_fails(tmp_path: Path) -> None:
     (tmp_path / "bcc.py").write_text("__version__ = 'of lattices'")
     pypi = check_under("env", "-C", str(tmp_path), call="host_checks.bcc()", PYTHONPATH=str(tmp_path))

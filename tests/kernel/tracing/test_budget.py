@@ -154,7 +154,7 @@ def test_the_sums_hold_while_the_level_changes_at_each_tick(tmp_path: Path) -> N
     binary = programs.build(tmp_path / "sleepers", SLEEPERS, "-D_GNU_SOURCE", "-pthread")
     with programs.running([binary]), watch.watching_kernel_stacks(budget_pct=5.0) as live:
         control = live.source._budget  # pyright: ignore[reportPrivateUsage]
-        for at in range(20):
+        for at in range(10):
             control.level = (0, 3, 1, 4, 2)[at % 5]
             live.tick(0.1)
             assert live.last.cost.thinned.waits > 0
