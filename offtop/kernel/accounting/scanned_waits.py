@@ -57,7 +57,7 @@ class ScannedWaits:
         rows[:, STATE] = tasks["state"]
         is_older = tasks["flags"] & layout.SCANNED_BEGAN_EARLIER != 0
         is_known = is_older & (tasks["arrived_ns"] != 0) & (clock_offset_ns != 0)
-        ran_ns = _last_ran_ns(scan.tasks)[which] if is_known.any() else tasks["arrived_ns"]
+        ran_ns = last_ran_ns(scan.tasks)[which] if is_known.any() else tasks["arrived_ns"]
         rows[:, SINCE_NS] = np.where(is_known, np.minimum(ran_ns + clock_offset_ns, tasks["switched_out_ns"]), 0)
         rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
         self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan)
@@ -111,7 +111,7 @@ class ScannedWaits:
         return Holder(pid, tid, comm)
 
 
-def _last_ran_ns(tasks: Rows) -> Ints:
+def last_ran_ns(tasks: Rows) -> Ints:
     """Return for each task in a scan a time by the scheduler's clock at or after which it last ran; 0 if unknown.
 
     It ran from arrived_ns on for an unknown time. exec_start_ns is when it was switched out, but by a clock that is

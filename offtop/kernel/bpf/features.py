@@ -55,6 +55,7 @@ class Features:
     """Offset of the total run time of the thread, as the kernel accounts it."""
     exec_start: int
     cpu: int | None
+    on_rq: int
     """Offset of the time when the total run time was last updated."""
     start_time: int
     execs: int
@@ -194,6 +195,7 @@ def detect(types: KernelTypes) -> Features:
         pcount=in_sched_info("pcount"),
         sum_exec=entity + exec_runtime,
         exec_start=entity + exec_start,
+        on_rq=needed("on_rq"),
         cpu=None if thread_info is None or cpu is None else thread_info + cpu,
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),

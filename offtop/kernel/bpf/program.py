@@ -538,6 +538,7 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, in_ha
         "SUM_EXEC": features.sum_exec,
         "EXEC_START": features.exec_start,
         "TASK_CPU": features.cpu,
+        "TASK_ON_RQ": features.on_rq,
         "START_TIME": features.start_time,
         "TASK_EXECS": features.execs,
         "TASK_FS_BASE": features.fs_base,

@@ -77,11 +77,11 @@ class Seen:
         return functions(name)[-1].removesuffix(" [clone .cold]").removesuffix(".cold")
 
     def sleeps(self, window: Window) -> list[tuple[int, Stack, list[str]]]:
-        """Return (waits, stack, names) of the thread's ended sleeps."""
+        """Return (waits, stack, names) of the thread's ended sleeps, without preemptions on their way."""
         found: list[tuple[int, Stack, list[str]]] = []
         for site, totals in watch.sites_of(window, self.tid).items():
             category = window.catalog.stack(site.kernel).category
-            if totals.waits and category == "sleep":
+            if totals.waits and category == "sleep" and totals.runqueue_ns < totals.total_ns:
                 stack = window.catalog.stack(site.user)
                 found.append((totals.waits, stack, self.names(stack)))
         return found
