@@ -15,7 +15,7 @@ from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import MAX_NS, SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
 from offtop.model.values.waits import KERNEL, SINCE_NS, SWITCHED_OUT_NS, WAKE
 from offtop.model.values.wake import NO_WAKE
 
@@ -184,11 +184,7 @@ def _lengthen(tick: TickDeltas, records: Rows, at: Ints, whole_ns: Ints, sites: 
     records["histogram"][at, before] -= 1
     records["histogram"][at, after] += 1
     has_site = (records["first_kind"][at] & layout.KIND_MASK) == layout.KIND_SITE
-    row, one = np.arange(np.count_nonzero(has_site)), np.ones(np.count_nonzero(has_site), np.int64)
-    numbers = np.zeros((len(row), SITES.numbers), np.int64)
-    numbers[:, MAX_NS] = whole_ns[has_site]
-    changes = (row, before[has_site], -one), (row, after[has_site], one)
-    tick.lengthened.append((sites[at[has_site]], numbers, np.concatenate([*map(np.column_stack, changes)])))
+    tick.lengthened.append(np.column_stack((sites[at], whole_ns, before, after))[has_site])
     return records
 
 

@@ -45,9 +45,11 @@ class TickDeltas:
     """The same for waits in progress and CPU time, which have no histogram."""
     sites: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])
     """The same by site; what the BPF programs counted by site is added in bulk instead."""
-    lengthened: list[tuple[Ints, Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints, Ints]])
-    """Finished waits that began before they were first seen, by site: their whole length as maximum, and what that
-    changes in the histogram, where BPF counted the part that it saw: ids, numbers, and (row, lane, change)."""
+    lengthened: list[Ints] = field(default_factory=list[Ints])
+    """Finished waits that began before they were first seen.
+
+    A row has the site, the whole length, the lane in which BPF counted the part that it saw, and that of the whole.
+    """
     late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
     """Waits that finished in earlier ticks."""
     renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])

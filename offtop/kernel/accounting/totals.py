@@ -1,6 +1,6 @@
 """Running totals by thread, by site, and of wake-up storms."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from offtop.kernel.accounting.tick_deltas import TickDeltas
 from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.model.values.running import Running
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes, of_exited
+from offtop.model.values.table import MAX_NS, NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes, of_exited
 from offtop.model.values.waits import KERNEL
 from offtop.model.values.wake import Storm
 
@@ -43,8 +43,8 @@ class Totals:
         if tick.sites:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
             self._add_sites(tick, ids, numbers, NO_COUNTS)
-        for ids, numbers, changes in tick.lengthened:
-            self._add_sites(tick, ids, numbers, changes)
+        if tick.lengthened:
+            self._lengthen(tick, np.concatenate(tick.lengthened), {*map(tuple, counted.ids.tolist())})
         self._add_sites(tick, late.ids, late.numbers, nonzero_lanes(late.lanes))
 
     def add_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
@@ -70,6 +70,16 @@ class Totals:
     def forget_storms(self, wake: int) -> None:
         self.storms.pop(wake, None)
         self.stormed_ns.pop(wake, None)
+
+    def _lengthen(self, tick: TickDeltas, waits: Ints, counted: Collection[tuple[int, ...]]) -> None:
+        """Correct maximum and histogram of the sites of `waits` (TickDeltas.lengthened), if they are counted now."""
+        waits = waits[np.array([tuple(site) in counted for site in waits[:, : SITES.width].tolist()], np.bool_)]
+        whole_ns, before, after = waits[:, SITES.width :].T
+        numbers = np.zeros((len(waits), SITES.numbers), np.int64)
+        numbers[:, MAX_NS] = whole_ns
+        row, one = np.arange(len(waits)), np.ones(len(waits), np.int64)
+        moves = np.concatenate((np.column_stack((row, before, -one)), np.column_stack((row, after, one))))
+        self._add_sites(tick, waits[:, : SITES.width], numbers, moves)
 
     def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, counts: Ints) -> None:
         if tick.renamed:

@@ -444,7 +444,10 @@ def test_a_wait_that_began_before_offtop_counts_from_the_start() -> None:
     assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
 
 
-def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_since_the_start() -> None:
+@pytest.mark.parametrize("is_held_back", [False, True])
+def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_since_the_start(
+    is_held_back: bool,
+) -> None:
     key, site, since_ns = ThreadKey(7, 100), SiteKey(7, 100, FIRST_STACK, FIRST_STACK + 10), -500_000
     waits = [
         Wait(
@@ -456,7 +459,7 @@ def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_
     ]
     record = record_of(waits, 2_000, 12_000)
     assert record
-    ended = SiteDeltas.of([(site, SiteTotals(2, 8_500, 1_500, 6_500, log2.of(6_500, 2_000)))])
+    ended = SiteDeltas.of([(site, SiteTotals(2, 8_500, 1_500, 6_500, log2.of(6_500, 2_000)))] * (not is_held_back))
     scanned = OffCpuTask(key, 1_500, False, 0, site.kernel, since_ns=since_ns, bound=Bound.AT_MOST)
     ledger = Ledger(1_000)
     ledger.tick(2_000, MIN_NS, [], NOTHING, [scanned], primed_ns=1_400)
@@ -464,7 +467,10 @@ def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_
     ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
     window = between(a, snapshot(ledger))
     whole_ns = 8_000 - since_ns
-    assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, log2.of(whole_ns, 2_000))
+    if is_held_back:
+        assert (window.sites[site].max_ns, window.sites[site].histogram) == (0, log2.EMPTY)
+    else:
+        assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, log2.of(whole_ns, 2_000))
     totals = window.threads[key]
     assert (totals.offcpu_ns, totals.max_ns, totals.histogram) == (8_000, whole_ns, log2.of(whole_ns, 2_000))
 
