@@ -204,7 +204,7 @@ def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(probe:
     aside = sum(watch.thread(window, pid).involuntary for window in windows)
     assert made >= 5
     # A process that is preempted on its way to or from a nap waits once more there, or wakes before it sleeps.
-    assert 10 * made - aside <= slept <= 10 * (made + 1) + aside
+    assert 10 * made - aside - most_unseen(probe, 10 * made) <= slept <= 10 * (made + 1) + aside
 
 
 BRIEF = r"""
