@@ -15,8 +15,6 @@ from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import LongWait, Thresholds
 from offtop.model.values.snapshot import Filters, Machine
-from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import SINCE_NS, SWITCHED_OUT_NS, Waits
 from offtop.model.values.wake import OFFCPU
 from offtop.model.values.within import NO_CALLS
 from offtop.units import NS_PER_S
@@ -165,7 +163,6 @@ class TickStages:
             self.calls = self.calls.plus(calls)._replace(max_ns=max_ns)
         sites = drain.sites(buffer)
         outliers = parts.outlier_events.take(self.thresholds) if parts.outlier_events else []
-        outliers = _since_their_begin(outliers, parts.ledger.waiting) if outliers else []
         exits = drain.exits(buffer, flipped.at_ns, threads)
         # Exits come first, because another thread may have the tid by now.
         threads = ThreadRecords.all([exits.records, threads, drain.unnamed(buffer)])
@@ -257,14 +254,3 @@ class TickStages:
         known = ids[still], switched_out_ns[still], users[still]
         parts.ledger.read_users(*known)
         return off_cpu.with_users(*known)
-
-
-def _since_their_begin(outliers: list[LongWait], waiting: Waits) -> list[LongWait]:
-    """Return outliers with the begin that their waits had while in progress (`waiting`): some were first seen later."""
-    found: list[LongWait] = []
-    codes = thread_codes(integers([one.site[:2] for one in outliers], 2))
-    for one, row in zip(outliers, waiting.rows_of(codes).tolist(), strict=True):
-        since_ns = waiting.list.rows[row, SINCE_NS] if row >= 0 else 0
-        is_later = since_ns and waiting.list.rows[row, SWITCHED_OUT_NS] == one.began_ns
-        found.append(one._replace(began_ns=int(since_ns), is_exact=False) if is_later else one)
-    return found
