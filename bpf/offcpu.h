@@ -584,8 +584,7 @@ struct copy_head {
  *   SCANNED_THREAD         a struct thread follows
  *   SCANNED_STACK          a struct scanned_stack follows
  *   SCANNED_RAN            it ran, and did nothing else in this tick
- *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before switched_out_ns, when a scan first saw it.
- *                          exec_start_ns is when, by its CPU's own clock, if that is known
+ *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before switched_out_ns, when a scan first saw it
  *   SCANNED_HOLDER         the lock that it waits for has another holder now
  *   SCANNED_STARTED        it is on its first CPU, for which it waited from switched_out_ns on, for first_ns
  *   SCANNED_DEEP           the stack's other SCAN_FRAMES - SHORT_FRAMES frames follow it
@@ -599,7 +598,7 @@ struct scanned_task {
 	u64 start_ns;        /* start time of the thread */
 	u64 tid_acquired_ns; /* as in struct thread */
 	u64 first_ns;        /* SCANNED_STARTED */
-	u64 exec_start_ns;   /* when it last ran, by a clock of `cpu` without interrupts and stolen time; 0: unknown */
+	u64 exec_start_ns;   /* rq_clock_task() of `cpu` when it was switched out; 0: unknown, or it is not blocked */
 	u32 pid;
 	u32 tid;
 	u32 state;

@@ -334,10 +334,12 @@ static __always_inline void report_wait(struct seq_file *seq, struct task_struct
 	out->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
 #endif
 #ifdef TASK_CPU
-	if (!MEMBER(u32, task, TASK_ON_RQ)) { /* otherwise it may have been moved to that CPU since it ran */
-		out->exec_start_ns = MEMBER(u64, task, EXEC_START);
-		out->cpu = MEMBER(u32, task, TASK_CPU);
-	}
+	/* A thread that is queued or being woken may be on another CPU than it ran on. Its state changes before its CPU. */
+	out->exec_start_ns = MEMBER(u64, task, EXEC_START);
+	out->cpu = MEMBER(u32, task, TASK_CPU);
+	u32 state = MEMBER(u32, task, TASK_STATE);
+	if (!state || state & TASK_WAKING || MEMBER(u32, task, TASK_ON_RQ))
+		out->exec_start_ns = 0;
 #endif
 	out->state = r->switched_out_ns ? r->state : out->state; /* that at switch-out shows whether it was preempted */
 	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);

@@ -128,9 +128,8 @@ def test_each_wait_counts_once_while_the_detail_changes_in_each_tick(
         before = [(watch.running_ns(child.pid, tid), watch.switches(tid)) for tid in tids]
         child.go()
         windows = [live.tick(0.3)]
-        switch_ns = -residue_ns(windows[0], tids[0], watch.running_ns(child.pid, tids[0]) - before[0][0]) / (
-            watch.thread(windows[0], tids[0]).waits
-        )
+        both_ns = -residue_ns(windows[0], tids[0], watch.running_ns(child.pid, tids[0]) - before[0][0])
+        switch_ns = max(0, both_ns) / watch.thread(windows[0], tids[0]).waits
         for at in range(_TICKS):
             for dial in dials:
                 dial(live, chance)

@@ -71,9 +71,11 @@ class FinishedWaits:
         began_ns = waits[:, SINCE_NS]
         was_older = has_first & has_ended & (began_ns != 0)
         was_older &= waits[:, SWITCHED_OUT_NS] == uncounted["first_switched_out_ns"]
+        was_older &= (uncounted["first_kind"] & layout.KIND_MASK) == layout.KIND_SITE
+        whole_ns = (uncounted["first_switched_out_ns"] + uncounted["first_off_ns"]).astype(np.int64) - began_ns
+        was_older &= (whole_ns <= tick.max_ns) | (tick.max_ns == 0)
         sites, has_site = self._first_sites(records.ids, uncounted, was_counted | was_older)
         if was_older.any():
-            whole_ns = (uncounted["first_switched_out_ns"] + uncounted["first_off_ns"]).astype(np.int64) - began_ns
             uncounted = _lengthen(tick, uncounted, np.flatnonzero(was_older), whole_ns, sites)
         moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
         at = np.flatnonzero(was_shown & was_known & has_site)
@@ -183,8 +185,7 @@ def _lengthen(tick: TickDeltas, records: Rows, at: Ints, whole_ns: Ints, sites: 
     before, after = (np.array([*map(log2.lane_of, ns.tolist())]) for ns in (records["first_off_ns"][at], whole_ns))
     records["histogram"][at, before] -= 1
     records["histogram"][at, after] += 1
-    has_site = (records["first_kind"][at] & layout.KIND_MASK) == layout.KIND_SITE
-    tick.lengthened.append(np.column_stack((sites[at], whole_ns, before, after))[has_site])
+    tick.lengthened.append(np.column_stack((sites[at], whole_ns, before, after)))
     return records
 
 

@@ -112,17 +112,17 @@ class ScannedWaits:
 
 
 def last_ran_ns(tasks: Rows) -> Ints:
-    """Return for each task in a scan a time by the scheduler's clock at or after which it last ran; 0 if unknown.
+    """Return a lower bound of when each task in a scan was switched out, by the scheduler's clock; 0 if unknown.
 
-    It ran from arrived_ns on for an unknown time. exec_start_ns is when it was switched out, but by a clock that is
-    behind, because it leaves out time of interrupts and the hypervisor. How far it is behind only grows, and the
-    threads that ran before on the same CPU show how far at least: by their arrived_ns - exec_start_ns.
+    It ran from arrived_ns on, for an unknown time. exec_start_ns is when it was switched out by another clock of its
+    CPU, rq_clock_task(), which is behind because it leaves out the time of interrupts and the hypervisor. How far it is
+    behind never shrinks, and each thread that ran there before shows how far at least: arrived_ns - exec_start_ns.
     """
     ran_ns: Ints = tasks["arrived_ns"].copy()
     has_both = np.flatnonzero((ran_ns != 0) & (tasks["exec_start_ns"] != 0))
     for cpu in np.unique(tasks["cpu"][has_both]).tolist():
         at = has_both[tasks["cpu"][has_both] == cpu]
-        at = at[np.argsort(tasks["exec_start_ns"][at], kind="stable")]
+        at = at[np.lexsort((ran_ns[at], tasks["exec_start_ns"][at]))]
         exec_ns = tasks["exec_start_ns"][at]
         ran_ns[at] = exec_ns + np.maximum.accumulate(ran_ns[at] - exec_ns)
     return ran_ns

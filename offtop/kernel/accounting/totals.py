@@ -43,9 +43,10 @@ class Totals:
         if tick.sites:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
             self._add_sites(tick, ids, numbers, NO_COUNTS)
-        if tick.lengthened:
-            self._lengthen(tick, np.concatenate(tick.lengthened), {*map(tuple, counted.ids.tolist())})
         self._add_sites(tick, late.ids, late.numbers, nonzero_lanes(late.lanes))
+        if tick.lengthened:
+            sites = {*map(tuple, counted.ids.tolist()), *map(tuple, late.ids.tolist())}
+            self._lengthen(tick, np.concatenate(tick.lengthened), sites)
 
     def add_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
         """Add the storms of a tick, by the wake with the storm's waker. `follows_snapshot`: see `add`."""

@@ -54,9 +54,11 @@ class Features:
     sum_exec: int
     """Offset of the total run time of the thread, as the kernel accounts it."""
     exec_start: int
-    cpu: int | None
-    on_rq: int
     """Offset of the time when the total run time was last updated."""
+    cpu: int | None
+    """Offset of the number of its CPU."""
+    on_rq: int
+    """Offset of whether it is in a run queue."""
     start_time: int
     execs: int
     """Offset of a counter that each exec increments."""
@@ -171,7 +173,6 @@ def detect(types: KernelTypes) -> Features:
             "This kernel does not count the run time of threads. Please report it with the output of: uname -r"
         )
     thread, sp = types.offset("task_struct", "thread"), _stack_pointer(types)
-    thread_info, cpu = types.offset("task_struct", "thread_info"), types.offset("thread_info", "cpu")
     fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
@@ -196,7 +197,7 @@ def detect(types: KernelTypes) -> Features:
         sum_exec=entity + exec_runtime,
         exec_start=entity + exec_start,
         on_rq=needed("on_rq"),
-        cpu=None if thread_info is None or cpu is None else thread_info + cpu,
+        cpu=_cpu(types),
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
@@ -230,6 +231,12 @@ def _task_functions(types: KernelTypes) -> Mapping[str, int]:
     found = {name: types.function(function) for name, function in _TASK_FUNCTIONS.items()}
     known = {name: number for name, number in found.items() if number is not None}
     return known if len(known) == len(found) and probes.has_map_iterators(types) else {}
+
+
+def _cpu(types: KernelTypes) -> int | None:
+    """Return the offset of the number of a thread's CPU in task_struct, which has moved there (bcf9033e5449, 5.16)."""
+    thread_info, cpu = types.offset("task_struct", "thread_info"), types.offset("thread_info", "cpu")
+    return types.offset("task_struct", "cpu") if thread_info is None or cpu is None else thread_info + cpu
 
 
 def _stack_pointer(types: KernelTypes) -> int | None:

@@ -26,8 +26,8 @@ other        in the header: share of WAITING that no category rule matched.
 EV/S         waits that ended, per second. The row `all` and the lists include short waits; percentiles and MAX do not.
 p50<= p99<=  half, or 99 %, of the waits took at most this long. These come from power-of-two histograms, so they are \
 upper bounds: up to twice the true value.
-MAX          the longest wait that ended, in full, even if it began before the window, or before offtop: then since \
-its thread last ran, as far as the kernel tells (see NOW).
+MAX          the longest wait that ended, in full, even if it began before the window. One from before offtop counts \
+from when its thread last ran: it may have been shorter. If the kernel does not tell, only what offtop saw counts.
 NOW          age of the oldest wait in progress, from 100 ms up. <= means that it began before offtop: the thread last \
 ran that long ago. 5 lists all of them.
 whole waits  EV/S, p50, p99, MAX and the latency pane measure from switch-out to switch-in, run queue included. Only \

@@ -444,35 +444,50 @@ def test_a_wait_that_began_before_offtop_counts_from_the_start() -> None:
     assert between(a, snapshot(ledger)).still == (SiteKey(7, 100, 3, NO_STACK),)
 
 
-@pytest.mark.parametrize("is_held_back", [False, True])
+@pytest.mark.parametrize("site_is", ["there", "late", "lost"])
+@pytest.mark.parametrize(("max_ns", "whole_ns"), [(0, 508_000), (508_000, 508_000), (507_999, 6_500)])
 def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_since_the_start(
-    is_held_back: bool,
+    site_is: str, max_ns: int, whole_ns: int
 ) -> None:
-    key, site, since_ns = ThreadKey(7, 100), SiteKey(7, 100, FIRST_STACK, FIRST_STACK + 10), -500_000
+    """Unless the filter by length would leave it out."""
+    key, site = ThreadKey(7, 100), SiteKey(7, 100, FIRST_STACK, FIRST_STACK + 10)
     waits = [
-        Wait(
-            switched_out_ns=1_500, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=site[2], user=site[3]
-        ),
-        Wait(
-            switched_out_ns=9_000, switched_in_ns=11_000, ready_ns=9_500, preempted=False, kernel=site[2], user=site[3]
-        ),
+        Wait(1_500, 8_000, ready_ns=8_000, preempted=False, kernel=site.kernel, user=site.user),
+        Wait(9_000, 11_000, ready_ns=9_500, preempted=False, kernel=site.kernel, user=site.user),
     ]
+    scanned = OffCpuTask(key, 1_500, False, 0, site.kernel, since_ns=8_000 - 508_000, bound=Bound.AT_MOST)
+    ended = SiteDeltas.of([(site, SiteTotals(2, 8_500, 1_500, 6_500, log2.of(6_500, 2_000)))])
+    ledger = Ledger(1_000)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [scanned], primed_ns=1_400, max_ns=max_ns)
+    a = snapshot(ledger)
+    if site_is == "late":  # its thread's record arrives one tick later
+        ledger.tick(11_500, MIN_NS, [], ended, [], max_ns=max_ns, has_snapshot=False)
     record = record_of(waits, 2_000, 12_000)
     assert record
-    ended = SiteDeltas.of([(site, SiteTotals(2, 8_500, 1_500, 6_500, log2.of(6_500, 2_000)))] * (not is_held_back))
-    scanned = OffCpuTask(key, 1_500, False, 0, site.kernel, since_ns=since_ns, bound=Bound.AT_MOST)
+    ledger.tick(12_000, MIN_NS, [(key, record)], ended if site_is == "there" else NOTHING, [], max_ns=max_ns)
+    window = between(a, snapshot(ledger))
+    lengths = log2.of(whole_ns, 2_000)
+    if site_is == "lost":
+        assert (window.sites[site].max_ns, window.sites[site].histogram) == (0, log2.EMPTY)
+    else:
+        assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, lengths)
+    totals = window.threads[key]
+    assert (totals.offcpu_ns, totals.max_ns, totals.histogram) == (8_000, whole_ns, lengths)
+
+
+@pytest.mark.parametrize("kind", [layout.KIND_SHORT, layout.KIND_FILTERED, layout.KIND_LOST])
+def test_a_wait_that_began_before_offtop_without_a_site_has_the_length_that_was_seen(kind: int) -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(1_500, 8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK, user=0)
+    record = record_of([wait], 2_000, 12_000)
+    assert record
+    scanned = OffCpuTask(key, 1_500, False, 0, FIRST_STACK, since_ns=-500_000, bound=Bound.AT_MOST)
     ledger = Ledger(1_000)
     ledger.tick(2_000, MIN_NS, [], NOTHING, [scanned], primed_ns=1_400)
     a = snapshot(ledger)
-    ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
-    window = between(a, snapshot(ledger))
-    whole_ns = 8_000 - since_ns
-    if is_held_back:
-        assert (window.sites[site].max_ns, window.sites[site].histogram) == (0, log2.EMPTY)
-    else:
-        assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, log2.of(whole_ns, 2_000))
-    totals = window.threads[key]
-    assert (totals.offcpu_ns, totals.max_ns, totals.histogram) == (8_000, whole_ns, log2.of(whole_ns, 2_000))
+    ledger.tick(12_000, MIN_NS, [(key, record._replace(first_kind=kind))], NOTHING, [])
+    totals = between(a, snapshot(ledger)).threads[key]
+    assert (totals.max_ns, totals.histogram) == (6_500, log2.of(6_500))
 
 
 def test_a_wait_without_a_seen_end_ends_at_the_next_switch_out() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from offtop.kernel.accounting.scanned_waits import last_ran_ns
 from offtop.kernel.bpf.scan_rows import TASK_ROW
 
-runs = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 500)))
+runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 500)))
 """CPU, length of each run, pause before it, and how much of that the CPU's own clock leaves out."""
 
 
 @given(runs)
-def test_a_time_is_never_before_a_thread_got_its_cpu_nor_after_it_left_it(
+def test_the_bound_is_never_before_a_thread_got_its_cpu_nor_after_it_left_it(
     every: list[tuple[int, int, int, int]],
 ) -> None:
     now_ns, behind_ns = defaultdict[int, int](lambda: 10_000), defaultdict[int, int](lambda: 5_000)
@@ -25,9 +25,16 @@ def test_a_time_is_never_before_a_thread_got_its_cpu_nor_after_it_left_it(
         tasks["arrived_ns"][task], tasks["cpu"][task] = now_ns[cpu], cpu
         now_ns[cpu] += ran_ns
         left_ns[task], tasks["exec_start_ns"][task] = now_ns[cpu], now_ns[cpu] - behind_ns[cpu]
-    found = last_ran_ns(tasks)
-    assert (tasks["arrived_ns"] <= found).all()
-    assert (found <= left_ns).all()
+    for order in (slice(None), slice(None, None, -1)):
+        found = last_ran_ns(tasks[order])
+        assert (tasks["arrived_ns"][order] <= found).all()
+        assert (found <= left_ns[order]).all()
+
+
+def test_a_clock_that_stood_still_between_two_threads_delays_only_the_second() -> None:
+    tasks = np.zeros(2, TASK_ROW)
+    tasks["arrived_ns"], tasks["exec_start_ns"] = [6_000, 1_000], [100, 100]
+    assert last_ran_ns(tasks).tolist() == [6_000, 1_000]
 
 
 def test_a_long_run_has_its_end_from_a_short_one_before_it() -> None:
