@@ -40,6 +40,7 @@ _LEAST_PROBLEM = 0.1
 """Share of the time with a user stack from which on a stack problem is printed."""
 _COMM_WIDTH, _WAKER_WIDTH = 16, 26
 """A waker that is not a thread has a short sentence as its name."""
+_ONLY_IDLE = "only idle waits: -i shows them"
 NOT_GATHERED = "wakers were not recorded; --mode offcpu shows where these threads waited"
 
 
@@ -109,6 +110,7 @@ def tick_text(
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
+        *([_ONLY_IDLE] if not listed.rows and any(leaf.idle for leaf in tick.breakdown.categories) else []),
         *([] if gathers(tick.unfiltered.header.mode, wanted.mode) else [NOT_GATHERED]),
         "",
         *in_full,

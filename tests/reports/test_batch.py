@@ -67,6 +67,12 @@ def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle
     assert len(lines[lines.index(head) + 2 :]) - 1 == int(expected.split()[2])
 
 
+@pytest.mark.parametrize(("idle", "table"), [(False, [STUCK[4]]), (True, [STUCK[4]]), (False, STUCK), (False, [])])
+def test_a_table_without_rows_says_that_there_are_idle_waits(idle: bool, table: list[Waits]) -> None:
+    lines = printed(ScriptedSource(table, ticks=2, ends=True), Wanted(idle_shown=idle))
+    assert ("only idle waits: -i shows them" in lines) == (not idle and table == [STUCK[4]])
+
+
 def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
     table = [READER, STUCK[4], STUCK[0]]
 

@@ -68,7 +68,7 @@ async def test_queue_of_short_waits_has_no_suspect_but_is_named() -> None:
     rules = Fixed(causes.parse(rule, "rules.toml", "Mend it", CATEGORIES.ids))
     short = [Waits("shop", 40, f"w{n}", n, "lock", "futex_do_wait", ("work",), (90,) * 9) for n in range(41, 44)]
     for table, says in (
-        (short, "nobody is known to hold others up; 100% wait for a mutex (shop)"),
+        (short, "nobody is known to hold up many; 100% wait for a mutex (shop)"),
         (short[:1], "nothing stands out"),
     ):
         async with shown(ScriptedSource(table, ticks=4), weights=WEIGHTS, rules=rules) as (app, pilot):

@@ -12,7 +12,7 @@ import numpy as np
 from offtop.model.aggregate import location
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.stack import FILTERED, QUEUED, SHORT
+from offtop.model.values.stack import FILTERED, NO_STACK, QUEUED, SHORT
 from offtop.model.values.table import Ints
 from offtop.model.windows.breakdown import Shares, sites_of
 from offtop.units import average, few, percent
@@ -21,7 +21,14 @@ _LEAST_PCT, _LEAST_WAITING = 10.0, 0.005
 """Smaller places, in percent of the row or in average waiting threads, do not make a row one of several places."""
 _MOST_PCT = 50.0
 """The only place that is large enough stands for the row if it has more of it."""
-_NAMES: Mapping[int, str] = {SHORT: "short waits", FILTERED: "filtered waits", QUEUED: "a CPU"}
+_NAMES: Mapping[int, str] = {
+    SHORT: "short waits",
+    FILTERED: "filtered waits",
+    QUEUED: "a CPU",
+    NO_STACK: "(no stack)",
+}
+NOT_PLACES = frozenset((_NAMES[SHORT], _NAMES[FILTERED], _NAMES[NO_STACK]))
+"""Names of time that has no place. If most of a row's time is that, no single place stands for the row."""
 """Kernel stack → what stands for it, if no cause does."""
 _MOST_KNOWN = 65_536
 SEPARATORS = (" · ", ", ")

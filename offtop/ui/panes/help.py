@@ -22,7 +22,8 @@ WAITING      average number of threads waiting here: 1.00 is one thread that wai
 counts threads that are ready but have no CPU; all other rows are blocked. Waits in progress count; one that began \
 before offtop counts from offtop's start.
 %            share of the WAITING shown; the header counts what is hidden.
-other        in the header: share of WAITING that no category rule matched.
+other        in the header: share of WAITING that no category rule matched, or without a stack. Waits in progress have \
+none before they are read, which is not in each tick if the line below says `waits scanned every 2 ticks`.
 EV/S         waits that ended, per second. The row `all` and the lists include short waits; percentiles and MAX do not.
 p50<= p99<=  half, or 99 %, of the waits took at most this long. These come from power-of-two histograms, so they are \
 upper bounds: up to twice the true value.

@@ -139,6 +139,8 @@ def _for_what(listed: StuckPicture, catalog: Catalog, row: int, names: Names) ->
 def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(too short for a stack)"
+    if one.site.kernel == NO_STACK:
+        return "(not read yet)"
     return location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
 
 

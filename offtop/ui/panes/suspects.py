@@ -94,7 +94,7 @@ def without_suspects(causes: CausesPicture, common: Common) -> str:
     cause = most(causes.shares, common.span_ns)
     if cause is None or average(cause.total_ns, common.span_ns) < 1:
         return NOTHING
-    return f"nobody is known to hold others up; {cause.in_short(common.catalog, common.view.pid is None)}"
+    return f"nobody is known to hold up many; {cause.in_short(common.catalog, common.view.pid is None)}"
 
 
 def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
