@@ -62,13 +62,16 @@ _HISTORY_BYTES = 1 << 20
 class _Suspected(NamedTuple):
     """One suspect in all its ticks."""
 
-    harm: float
+    harm_ns: float
+    """Its harm in all ticks, each times the length of the tick."""
+    most: float
     """Its largest harm in one tick."""
     sentence: str
-    """The sentence about it in the last tick with about that harm."""
+    """The sentence about it in the last tick with about that harm. Who must act may change, but not of what program."""
     first_ns: int
+    said_ns: int
     last_ns: int
-    """CLOCK_REALTIME of its first and last tick."""
+    """CLOCK_REALTIME of its first tick, of that of the sentence, and of its last tick."""
 
 
 class _Longest(NamedTuple):
@@ -235,7 +238,7 @@ class _Totals:
         self._wakers.add(tick)
         if self._watch:
             texts = SuspectTexts(snapshot.catalog, self._source.names, self._cause_finder)
-            _add_suspects(self._suspects, self._watch.tick(self._history), tick.taken_ns, texts)
+            _add_suspects(self._suspects, self._watch.tick(self._history), tick, texts)
 
     @property
     def _most_waiting(self) -> str:
@@ -274,23 +277,24 @@ class _Totals:
         return lines
 
 
-def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_ns: int, texts: SuspectTexts) -> None:
+def _add_suspects(
+    every: dict[tuple[str, ...], _Suspected], found: Found, tick: HistoryTick, texts: SuspectTexts
+) -> None:
+    now_ns = tick.taken_ns
     for one in found.suspects:
-        was = every.get(one.key)
-        first_ns = was.first_ns if was else taken_ns
-        if was is None or one.harm >= _AS_MUCH * was.harm:
-            most = max(one.harm, was.harm if was else 0.0)
+        was = every.get(one.key, _Suspected(0.0, 0.0, "", now_ns, now_ns, now_ns))
+        now = was._replace(harm_ns=was.harm_ns + one.harm * tick.span_ns, last_ns=now_ns)
+        if one.harm >= _AS_MUCH * was.most:
             sentence = printable(texts.sentence(one).in_batch)
-            every[one.key] = _Suspected(most, sentence, first_ns, taken_ns)
-        else:
-            every[one.key] = was._replace(last_ns=taken_ns)
+            now = now._replace(most=max(one.harm, was.most), sentence=sentence, said_ns=now_ns)
+        every[one.key] = now
 
 
 def _suspect_lines(every: Mapping[tuple[str, ...], _Suspected]) -> list[str]:
     most = nlargest(_SUSPECTS, every.values())
-    rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  {one.sentence}" for one in most)
+    rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  at {_clock(one.said_ns)}: {one.sentence}" for one in most)
     elided = [f"{len(every) - len(most)} more"] if len(every) > len(most) else []
-    return ["SUSPECTS: what others waited for, most harm first", *rows, *elided]
+    return ["SUSPECTS: what others waited for, most harm in all first; each as of its worst moment", *rows, *elided]
 
 
 def _program_lines(window: Window, idle: Idle, source: Source, stuck: Stuck, cause_finder: CauseFinder) -> list[str]:

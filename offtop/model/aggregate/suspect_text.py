@@ -58,6 +58,7 @@ _WAITS: Mapping[str, str] = {
     "pipe": "a process on this machine",
     "poll": "an event",
     "child": "a child process",
+    "other": "something that no rule names",
     "disk-read": "the disk to read",
     "disk-write": "the disk to write",
     "fsync": "data to be durable",
