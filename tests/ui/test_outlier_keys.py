@@ -216,6 +216,7 @@ async def test_freeze_pauses_at_the_first_outlier() -> None:
         await until(lambda: app.view.paused_at_ns is not None)
         await pilot.pause()
         assert second(app) == 3
+        assert "paused by outlier: " in screen(app)[-2]
         await pilot.press("w")  # which clears the alert line
         assert "outlier  PAUSED" in screen(app)[0]
         await pilot.press("0")

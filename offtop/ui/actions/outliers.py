@@ -52,6 +52,8 @@ class OutlierAlerts:
         """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
         self._pauses = self._actions is not None and self._actions.freeze
         """Whether to pause the screen at the next outlier."""
+        self._frozen_ns: int | None = None
+        """CLOCK_MONOTONIC of the tick at which it was paused."""
 
     def announce_new(self) -> None:
         """Announce new outliers on the alert line, and pause at the first one if requested."""
@@ -66,14 +68,17 @@ class OutlierAlerts:
         more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
         if self._actions and self._actions.bell:
             display.bell()
+        text = f"outlier: {printable(one_line(worst, self._session.source.names))}{more}"
+        if self._frozen_ns is not None and display.view.paused_at_ns == self._frozen_ns:
+            return  # the alert that says what has stopped the screen stays
         if (
             self._pauses
             and display.view.paused_at_ns is None
             and (tick := self._session.history.taken_by(worst.taken_ns))
         ):
-            self._pauses = False
+            self._pauses, self._frozen_ns, text = False, tick.at_ns, f"paused by {text}"
             display.set_view(view_changes.paused_at(display.view, tick.at_ns))
-        display.show_alert(f"outlier: {printable(one_line(worst, self._session.source.names))}{more}")
+        display.show_alert(text)
 
 
 class OutlierTimes:

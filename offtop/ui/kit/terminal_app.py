@@ -22,6 +22,8 @@ from offtop.ui.kit.prompt import Prompt
 
 _DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
 """Keys that work while a question is open."""
+_AFTER_ESCAPE = dict(zip("¡™£¢∞§¶•ªº", "1234567890", strict=True))
+"""What Textual makes of Escape and a digit that arrive together, from a fast hand or over a slow line."""
 
 
 class TerminalApp(App[int]):
@@ -103,6 +105,9 @@ class TerminalApp(App[int]):
             if not self._prompt.is_open:
                 self._draw()
             return True
+        if digit := _AFTER_ESCAPE.get(event.character or ""):
+            await self._run_key(events.Key("escape", None))
+            return await self._run_key(events.Key(digit, digit))
         found = self.active_bindings.get(event.key)
         return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from textual import events
 from textual.command import CommandPalette
 
 from offtop.errors import KernelError, UsageError
@@ -13,7 +14,18 @@ from offtop.feed.source import Source
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import one_name
-from offtop.model.viewmodel.view import CATEGORIES, FLAME, HISTOGRAM, LATENCY, LIST, SINCE_START, SITE, TREE, View
+from offtop.model.viewmodel.view import (
+    CATEGORIES,
+    FILES,
+    FLAME,
+    HISTOGRAM,
+    LATENCY,
+    LIST,
+    SINCE_START,
+    SITE,
+    TREE,
+    View,
+)
 from offtop.ui.app import OfftopApp
 from offtop.ui.kit import glyphs
 from offtop.ui.kit.keys import KEYS, PRESETS, keymap
@@ -788,6 +800,23 @@ def test_conflicting_key_and_unknown_action_are_refused() -> None:
         keymap("top", {"fly": "x"})
     assert keymap("top", {"zoom": "?", "help": "ctrl+k"}) == {"zoom": "question_mark", "help": "ctrl+k"}
     assert not keymap("top", {})
+
+
+@asynchronous
+async def test_escape_and_a_digit_that_arrive_together_are_two_keys() -> None:
+    views: list[View] = []
+    for together in (False, True):
+        async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+            await pilot.press("down", "enter", "enter")
+            assert app.view.pid == 100
+            if together:
+                app.post_message(events.Key("pilcrow_sign", "¶"))
+                await pilot.pause()
+            else:
+                await pilot.press("escape", "7")
+            views.append(app.view)
+    assert (views[0].focus, views[0].pid) == (FILES, None)
+    assert views[0] == views[1]
 
 
 @asynchronous
