@@ -105,6 +105,24 @@ ON_A_QUEUE = (
             (*ON_A_QUEUE, "run (app.py:7)", "_bootstrap_inner (threading.py:1045)"),
             (),
         ),
+        *(
+            (
+                "python-worker",
+                "offtop",
+                "lock",
+                ("lib:sem_wait", "PyThread_acquire_lock_timed", "Condition.wait (threading.py:288)", *callers),
+                (),
+            )
+            for callers in (
+                ("Worker.requests (worker.py:61)", "FilesWorker._run (files.py:9)"),
+                (
+                    "Condition.wait_for (threading.py:336)",
+                    "Worker.rest (worker.py:69)",
+                    "TitlesWorker._run (titles.py:63)",
+                ),
+                ("Pace._wait_after (pace.py:111)", "Pace._snapshots (pace.py:94)"),
+            )
+        ),
         (
             "python-lock",
             "python3",
