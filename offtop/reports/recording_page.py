@@ -294,7 +294,7 @@ def _suspect_lines(every: Mapping[tuple[str, ...], _Suspected]) -> list[str]:
     most = nlargest(_SUSPECTS, every.values())
     rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  at {_clock(one.said_ns)}: {one.sentence}" for one in most)
     elided = [f"{len(every) - len(most)} more"] if len(every) > len(most) else []
-    return ["SUSPECTS: what others waited for, most harm in all first; each as of its worst moment", *rows, *elided]
+    return ["SUSPECTS: what others waited for, most total harm first; each as of its worst moment", *rows, *elided]
 
 
 def _program_lines(window: Window, idle: Idle, source: Source, stuck: Stuck, cause_finder: CauseFinder) -> list[str]:

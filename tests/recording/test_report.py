@@ -230,7 +230,7 @@ def test_report_says_what_others_waited_for_and_when(tmp_path: Path) -> None:
         recorder.add(source.after(second))
     recorder.close()
     lines = written(path, weights=WEIGHTS)
-    at = lines.index("SUSPECTS: what others waited for, most harm in all first; each as of its worst moment")
+    at = lines.index("SUSPECTS: what others waited for, most total harm first; each as of its worst moment")
     says = "..:..:01-..:..:06  at ..:..:06: 3 threads of shop wait for a mutex .11.0s., held by holder.50., which waits"
     assert re.match(says, lines[at + 1]), "with the age in the last tick"
     assert lines[at + 2] == ""

@@ -27,8 +27,8 @@ _NAMES: Mapping[int, str] = {
     QUEUED: "a CPU",
     NO_STACK: "(no stack)",
 }
-NOT_PLACES = frozenset((_NAMES[SHORT], _NAMES[FILTERED], _NAMES[NO_STACK]))
-"""Names of time that has no place. If most of a row's time is that, no single place stands for the row."""
+_NOT_PLACES = frozenset((_NAMES[SHORT], _NAMES[FILTERED], _NAMES[NO_STACK]))
+"""If most of a row's time is one of these, there is no place that stands for the row."""
 """Kernel stack → what stands for it, if no cause does."""
 _MOST_KNOWN = 65_536
 SEPARATORS = (" · ", ", ")
@@ -114,9 +114,10 @@ def sites_of_rows(some: Shares, codes: Ints, row_of: Mapping[int, int]) -> dict[
 
 
 def in_words(shares: Iterable[PlaceShare], span_ns: int, separator: str) -> str:
-    """Return `11 the WAL flush · 5 a row lock`, in average waiting threads; empty if one place has most of it. Raw.
+    """Return `11 the WAL flush · 5 a row lock`, in average waiting threads. Raw.
 
-    `shares`: most time first, as of PlaceNames.shares.
+    It is empty if one place has most of the time, and stands for the row. `shares`: most time first, as of
+    PlaceNames.shares.
     """
     some = [*shares]
     whole_ns = sum(one.total_ns for one in some)
@@ -127,4 +128,6 @@ def in_words(shares: Iterable[PlaceShare], span_ns: int, separator: str) -> str:
         and (waiting := average(one.total_ns, span_ns)) >= _LEAST_WAITING
     ]
     has_most = len(large) == 1 and percent(some[0].total_ns, whole_ns) > _MOST_PCT
-    return "" if has_most else separator.join(f"{few(waiting)} {name}" for waiting, name in large)
+    if has_most:
+        return some[0].name if some[0].name in _NOT_PLACES else ""
+    return separator.join(f"{few(waiting)} {name}" for waiting, name in large)

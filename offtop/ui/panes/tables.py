@@ -379,8 +379,6 @@ def _where_column(catalog: Catalog, width: int, pen: Pen) -> Column:
     def where_of(row: Row) -> str:
         if shares := place_shares.in_words(row.places, row.places_ns, place_shares.SEPARATORS[pen.glyphs.is_ascii]):
             return shares
-        if row.places and row.places[0].name in place_shares.NOT_PLACES:
-            return row.places[0].name
         where = "" if row.top == NOWHERE else location.of_sleeper(catalog, row.top, pen.names)
         if row.convoy.waiting:
             return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")
