@@ -34,6 +34,7 @@ def encode(one: Outlier) -> bytes:
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
         "processes": [[pid, name] for pid, name in catalog.processes.items()],
         **({"io": one.io} if one.io else {}),
+        **({"began_earlier": True} if wait and wait.began_earlier else {}),
         **wake_rows.encode_wakes({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
     }
     return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
@@ -59,6 +60,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     found = fields.get("wait")
     wait = None if found is None else _wait(checked.array(found, _WAIT), program)
     if wait:
+        wait = wait._replace(began_earlier=fields.get("began_earlier") is True)
         for number in {wait.site.kernel, wait.site.user, *catalog.wake(wait.site.wake).stacks}:
             if number >= FIRST_STACK:
                 catalog.stacks[number] = stack_of(number)

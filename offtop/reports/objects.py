@@ -479,6 +479,8 @@ class LongWait(NamedTid, frozen=True, kw_only=True):
     """In progress at the end of the tick."""
     exact: bool
     """false: its begin or end is known only to a tick or a sample."""
+    began_earlier: bool
+    """true: it began before began_ns, when it was first seen, and was longer than length_ns."""
     cpu: int | None
     """CPU on which the thread ran next; null: unknown."""
     state: str

@@ -162,6 +162,7 @@ def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: Cause
         runqueue_ns=wait.runqueue_ns,
         going_on=one.is_going_on,
         exact=wait.is_exact,
+        began_earlier=wait.began_earlier,
         cpu=wait.cpu if wait.cpu >= 0 else None,
         state=letter(wait.state),
         after=printable(one.after) or None,

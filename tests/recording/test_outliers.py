@@ -35,7 +35,7 @@ def outlier(wait: bool = True, ended: bool = True) -> Outlier:
     catalog.wakes[FIRST_WAKE] = Wake(waker, Object("futex", "0x7f", 100, state="x"), (), WHOLE)
     catalog.stacks |= {20: LOCK, 21: EMPTY, 30: LOCK}
     site, ended_ns = SiteKey(100, 101, 20, 21, FIRST_WAKE), 7 * S if ended else 0
-    one = LongWait(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended)
+    one = LongWait(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended, began_earlier=bool(ended))
     about = (AT_NS, START_NS, AUTO, "max", "lock", "shop", 1.9e9, 1e9, 12_000_000)
     return Outlier(*about, one if wait else None, "running", False, 4, catalog)
 

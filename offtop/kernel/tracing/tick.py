@@ -15,6 +15,8 @@ from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import LongWait, Thresholds
 from offtop.model.values.snapshot import Filters, Machine
+from offtop.model.values.table import integers, thread_codes
+from offtop.model.values.waits import BOUND, SWITCHED_OUT_NS, Waits
 from offtop.model.values.wake import OFFCPU
 from offtop.model.values.within import NO_CALLS
 from offtop.units import NS_PER_S
@@ -163,6 +165,7 @@ class TickStages:
             self.calls = self.calls.plus(calls)._replace(max_ns=max_ns)
         sites = drain.sites(buffer)
         outliers = parts.outlier_events.take(self.thresholds) if parts.outlier_events else []
+        outliers = _marked(outliers, waiting) if outliers and (waiting := parts.ledger.waiting) else outliers
         exits = drain.exits(buffer, flipped.at_ns, threads)
         # Exits come first, because another thread may have the tid by now.
         threads = ThreadRecords.all([exits.records, threads, drain.unnamed(buffer)])
@@ -254,3 +257,15 @@ class TickStages:
         known = ids[still], switched_out_ns[still], users[still]
         parts.ledger.read_users(*known)
         return off_cpu.with_users(*known)
+
+
+def _marked(outliers: list[LongWait], waiting: Waits) -> list[LongWait]:
+    """Return outliers, marked if their wait, in progress until now, began before it was first seen."""
+    rows = waiting.rows_of(thread_codes(integers([one.site[:2] for one in outliers], 2)))
+    began_ns, bounds = (
+        np.where(rows >= 0, waiting.list.rows[rows, column], 0).tolist() for column in (SWITCHED_OUT_NS, BOUND)
+    )
+    return [
+        one._replace(is_exact=False, began_earlier=True) if one.began_ns == first_seen_ns and bound else one
+        for one, first_seen_ns, bound in zip(outliers, began_ns, bounds, strict=True)
+    ]

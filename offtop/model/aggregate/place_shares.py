@@ -127,7 +127,6 @@ def in_words(shares: Iterable[PlaceShare], span_ns: int, separator: str) -> str:
         if (not number or percent(one.total_ns, whole_ns) >= _LEAST_PCT)
         and (waiting := average(one.total_ns, span_ns)) >= _LEAST_WAITING
     ]
-    has_most = len(large) == 1 and percent(some[0].total_ns, whole_ns) > _MOST_PCT
-    if has_most:
+    if some and len(large) < 2 and percent(some[0].total_ns, whole_ns) > _MOST_PCT:
         return some[0].name if some[0].name in _NOT_PLACES else ""
     return separator.join(f"{few(waiting)} {name}" for waiting, name in large)

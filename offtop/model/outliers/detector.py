@@ -235,8 +235,10 @@ class OutlierDetector:
             self._schedule(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
-            is_exact = one.bound is Bound.EXACT
-            wait = LongWait(site, began_ns, 0, ready_ns, one.state, program=catalog.process(pid), is_exact=is_exact)
+            program, is_exact = catalog.process(pid), one.bound is Bound.EXACT
+            wait = LongWait(
+                site, began_ns, 0, ready_ns, one.state, -1, program, is_exact=is_exact, began_earlier=not is_exact
+            )
             if wait.identity not in self._reported and wait.identity not in reported:
                 found[wait.identity] = wait
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:

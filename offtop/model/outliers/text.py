@@ -18,8 +18,9 @@ def thread_text(one: Outlier) -> str:
 
 
 def value_and_bound(one: Outlier) -> str:
-    """Return `1.84s`, or `>1.84s` for a wait in progress."""
-    return f"{'>' if one.is_going_on else ''}{value_text(one.metric, one.value)}"
+    """Return `1.84s`, or `>1.84s` for a wait in progress, or one that began before it was first seen."""
+    is_longer = one.is_going_on or (one.wait is not None and one.wait.began_earlier)
+    return f"{'>' if is_longer else ''}{value_text(one.metric, one.value)}"
 
 
 def threshold_text(one: Outlier) -> str:

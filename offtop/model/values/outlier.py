@@ -53,6 +53,8 @@ class LongWait(NamedTuple):
     """Raw process name at that time."""
     is_exact: bool = True
     """Whether begin and end are exact; otherwise they are known by ticks or polls."""
+    began_earlier: bool = False
+    """It began before `began_ns`, when it was first seen: it was longer than that."""
 
     @property
     def identity(self) -> tuple[int, int, int]:

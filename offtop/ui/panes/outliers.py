@@ -161,7 +161,8 @@ def _summary_lines(one: Outlier, pen: Pen) -> list[Line]:
         if wait.ended_ns
         else "(in progress)"
     )
-    lines = [line(f" {value_and_bound(one)} {thread_text(one)}  from {clock(began_ns, 3)} {ended}", "title")]
+    since = "from before" if wait.began_earlier else "from"
+    lines = [line(f" {value_and_bound(one)} {thread_text(one)}  {since} {clock(began_ns, 3)} {ended}", "title")]
     state = letter(wait.state)
     facts = [f"{state}: {WORDS.get(state, 'unknown state')}"]
     if wait.runqueue_ns:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
         assert 0 <= preempted <= watch.thread(window, child.tid).involuntary
         rest_ns = sum(one.total_ns for one in at_those) - sum(one.ended_ns - one.began_ns for one in long_waits)
         assert 0 <= rest_ns <= preempted * 15 * MS
+
+
+def test_a_wait_from_before_offtop_is_marked_at_its_end(tmp_path: Path) -> None:
+    program = programs.build(tmp_path / "waits", "int main(void) { next(); next(); return 0; }")
+    with programs.running([program]) as child:
+        time.sleep(0.3)
+        with watch.watching_kernel_stacks() as live:
+            live.source.set_thresholds(Fixed("pipe", 100 * MS))
+            live.tick(0.2)
+            (before,) = [one for one in live.last.waiting.values() if one.site.tid == child.pid]
+            child.go()
+            live.tick()
+            (ended,) = caught_of(live, child.pid)
+            assert (ended.began_ns, ended.is_exact, ended.began_earlier) == (before.switched_out_ns, False, True)
 
 
 def test_without_thresholds_no_outlier_arrives() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from offtop.model.classify.suspect import HOLDER, NOTHING_FOUND, Found, Hop, Suspect
 from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDetector
+from offtop.model.outliers.text import value_and_bound
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -245,12 +246,14 @@ def test_bound_is_not_taken_for_an_age() -> None:
     assert [one.value for one in machine.tick(waiting=[exact])] == [61_500 * MS]
 
 
-def test_wait_with_only_a_bound_is_not_exact() -> None:
+def test_wait_with_only_a_bound_is_not_exact_and_longer_than_it_was_seen() -> None:
     for bound in Bound:
         machine = Machine("lock.now > 5s")
         (one,) = machine.tick(waiting=[machine.going(5500)._replace(bound=bound)])
         assert one.wait
-        assert one.wait.is_exact == (bound is Bound.EXACT)
+        assert one.wait.is_exact == (bound is Bound.EXACT) == (not one.wait.began_earlier)
+        (end,) = machine.tick()
+        assert value_and_bound(end).startswith(">") == (bound is not Bound.EXACT)
 
 
 def test_longest_of_many_of_a_kind_are_reported_and_others_counted() -> None:
