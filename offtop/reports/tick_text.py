@@ -110,7 +110,11 @@ def tick_text(
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
-        *([_ONLY_IDLE] if not listed.rows and any(leaf.idle for leaf in tick.breakdown.categories) else []),
+        *(
+            [_ONLY_IDLE]
+            if not (listed.rows or listed.elided) and any(leaf.idle for leaf in tick.breakdown.categories)
+            else []
+        ),
         *([] if gathers(tick.unfiltered.header.mode, wanted.mode) else [NOT_GATHERED]),
         "",
         *in_full,
