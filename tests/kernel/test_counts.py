@@ -109,7 +109,7 @@ def count_23_sleeps(live: Watch, child: waits.Child) -> Window:
 
 def test_without_waits_only_the_one_in_progress_counts(live: Watch) -> None:
     with waits.running("sleep", times=0) as child:
-        live.see_each_tick()
+        live.tick(0.1)
         window = live.tick(0.2)
         assert watch.thread(window, child.tid).waits == 0
         assert watch.thread(window, child.tid).offcpu_ns == window.span_ns
@@ -146,7 +146,7 @@ def test_the_caller_of_a_frameless_syscall_wrapper_is_shown(live: Watch, tmp_pat
 
 def test_a_sleep_of_3_s_waits_in_every_tick_and_3_s_in_total(live: Watch) -> None:
     with waits.running("sleep", times=1, each_ms=3000) as child, live.only(child.pid):
-        live.see_each_tick()
+        live.tick()
         child.go()
         first = live.tick(0.25)
         within = [live.tick(0.5) for _ in range(4)]

@@ -77,7 +77,8 @@ def set_level(live: Watch, chance: random.Random) -> None:
 
 def set_scan(live: Watch, chance: random.Random) -> None:
     """Let the next tick have a scan of the waits in progress, or not."""
-    live.scan_in_next_tick(chance.random() < 0.5)
+    if chance.random() < 0.5:
+        live.leave_out_next_scan()
 
 
 def set_level_of_cpus(live: Watch, chance: random.Random) -> None:

@@ -186,7 +186,6 @@ def test_waits_of_a_pool_have_their_stack_from_their_first_tick_on(live: Watch, 
     with running([program]) as child, live.only(child.pid):
         shares: list[float] = []
         for _ in range(20):
-            live.scan_in_next_tick(True)
             live.tick(0.1)
             mine = [one.site.user for key, one in live.last.waiting.items() if key.pid == child.pid != key.tid]
             shares.append(sum(user != NO_STACK for user in mine) / max(1, len(mine)))
