@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from offtop.feed.suspect_watch import SuspectWatch
+from offtop.model.classify.suspect import HOLDER, Found, Hop, Suspect
 from offtop.model.classify.suspect_weights import Weights
+from offtop.model.values.blockers import MUTEX
+from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.wake import TIMEOUT, Wake, Waker
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
@@ -204,6 +208,28 @@ def test_wakers_of_the_same_name_but_different_kind_are_two_rows(tmp_path: Path)
     wakes[READ] = Wake(door)
     wakers = wakers_in(tmp_path / "again", source)
     assert [line[18:].split()[0] for line in wakers[1:3]] == ["timeout", "door"], "nothing else is called so"
+
+
+def test_suspect_of_many_ticks_comes_before_one_of_a_tick_with_more_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suspect(program: str, harm: float) -> Suspect:
+        waits, holds = (
+            Hop(ThreadKey(pid, pid), name, 1, 1, state, None, 0, via=via)
+            for pid, name, state, via in ((7, program, "lock", MUTEX), (8, "holder", "sleep", ""))
+        )
+        return Suspect(HOLDER, (waits, holds), harm, harm)
+
+    def found_in_tick(*_: object) -> Found:
+        return next(ticks, Found())
+
+    ticks = iter([Found([suspect("short", 5.0), suspect("long", 1.0)]), *[Found([suspect("long", 2.0)])] * 4])
+    monkeypatch.setattr(SuspectWatch, "tick", found_in_tick)
+    page(tmp_path / "it", *SHOP, seconds=9)
+    lines = written(tmp_path / "it", weights=WEIGHTS)
+    at = next(number for number, line in enumerate(lines) if line.startswith("SUSPECTS"))
+    found = [re.sub(r"\d\d:\d\d:", "", line).split(" waits for ")[0] for line in lines[at + 1 : at + 3]]
+    assert found == ["01-05  at 05: long(7)", "01-01  at 01: short(7)"]
 
 
 def wakers_in(path: Path, source: WokenSource) -> list[str]:

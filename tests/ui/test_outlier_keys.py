@@ -208,15 +208,15 @@ async def test_minimum_above_a_trigger_warns_what_it_still_catches() -> None:
 
 
 @asynchronous
-async def test_freeze_pauses_at_the_first_outlier() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=catching(RULE, freeze=True), ticks=3) as (
-        app,
-        pilot,
-    ):
+async def test_freeze_pauses_at_the_first_outlier_and_keeps_saying_so() -> None:
+    actions = catching(RULE, OTHER, freeze=True)
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=actions, ticks=3) as (app, pilot):
         await until(lambda: app.view.paused_at_ns is not None)
         await pilot.pause()
         assert second(app) == 3
-        assert "paused by outlier: " in screen(app)[-2]
+        await until(lambda: len(app.session.outlier_list.every) == 2)
+        await pilot.pause()
+        assert screen(app)[-2].startswith("paused by outlier: >3.50s lock")
         await pilot.press("w")  # which clears the alert line
         assert "outlier  PAUSED" in screen(app)[0]
         await pilot.press("0")

@@ -234,7 +234,7 @@ def _task_functions(types: KernelTypes) -> Mapping[str, int]:
 
 
 def _cpu(types: KernelTypes) -> int | None:
-    """Return the offset of the number of a thread's CPU in task_struct, which has moved there (bcf9033e5449, 5.16)."""
+    """Return the offset in task_struct of the thread's CPU, which is in thread_info since bcf9033e5449 (5.16)."""
     thread_info, cpu = types.offset("task_struct", "thread_info"), types.offset("thread_info", "cpu")
     return types.offset("task_struct", "cpu") if thread_info is None or cpu is None else thread_info + cpu
 
