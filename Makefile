@@ -70,7 +70,7 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	    $(or $(ARGS),tests/kernel tests/test_cli.py); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
-variants: setup-test ## run the kernel tests that `make test` leaves out: other programs, probes, unwinders, screens
+variants: setup-test ## run the kernel tests that `make test` leaves out: slow ones, other programs, probes, screens
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m variant $(ARGS)
 
 # All of them take less than half a day. After that the run stops and fails.

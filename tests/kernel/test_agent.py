@@ -87,6 +87,7 @@ def test_counters_grow_by_the_waits_of_a_child_and_never_fall() -> None:
         assert not any(value for (name, _), value in after.items() if name == "offtop_lost_records_total")
 
 
+@pytest.mark.variant
 def test_idle_waits_of_a_child_have_all_of_its_time() -> None:
     """It is in poll all the time: one thread for one second each second."""
     with subprocess.Popen(["/usr/bin/python3", "-c", "import select; select.poll().poll()"]) as child:

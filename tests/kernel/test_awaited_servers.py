@@ -175,6 +175,7 @@ def test_server_that_has_not_read_the_request_is_exact(live: Watch) -> None:
         assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, True, address),)
 
 
+@pytest.mark.variant
 def test_server_of_a_client_that_polls_again_and_again_is_named_after_a_second(live: Watch) -> None:
     with ExitStack() as stack:
         calls = "poll", "epoll", "epoll, descriptor reused", "select"

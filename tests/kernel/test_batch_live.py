@@ -551,6 +551,7 @@ def test_row_terms_select_rows_and_the_rest_is_summed_up() -> None:
         assert (refused.status, refused.sentence[:14]) == (2, "--filter: evs>")
 
 
+@pytest.mark.variant
 def test_a_user_filter_selects_exactly_that_users_processes() -> None:
     with ExitStack() as stack:
         sleeping = {uid: stack.enter_context(asleep_as(uid)) for uid in (5, 54321)}

@@ -303,6 +303,7 @@ def test_only_the_owner_in_a_mutex_that_is_waited_for_is_believed(live: Watch, f
         never_found(live, *(ThreadKey(one.pid, one.at["waiter"]) for one in untrue.values()))
 
 
+@pytest.mark.variant
 def test_owner_in_a_container_is_translated_and_believed_if_no_other_can_be_it(live: Watch, mutexes: Path) -> None:
     with in_container(mutexes, "normal") as (waiter, holder), in_container(mutexes, "shared") as (waits_for_shared, _):
         assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)

@@ -35,6 +35,7 @@ def mounted(script: str) -> tuple[str, ...]:
     return "unshare", "--mount", "sh", "-c", f'{script} && exec "$0" "$@"'
 
 
+@pytest.mark.variant
 def test_a_container_with_four_more_capabilities_lacks_nothing() -> None:
     before = (*NAMESPACES, *mounted(READ_ONLY), *with_only(*DOCKER_S, *FOUR))
     ended = command.run("-b", "--json", "-n", "1", before=before, env=COMPILED)

@@ -106,6 +106,7 @@ def test_the_host_is_left_when_offtop_ends_here(host: Sshd, end: signal.Signals)
     assert programs_of(host.process.pid) == set()
 
 
+@pytest.mark.variant
 def test_the_screen_holds_the_picture_while_the_connection_is_cut(host: Sshd) -> None:
     command = [str(OFFTOP), *host.options, "-d", "0.5", *QUICK]
     with terminal(command, width=160, height=50) as shown:

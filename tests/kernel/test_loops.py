@@ -82,7 +82,7 @@ def compiled(probe: str, way: str) -> Mapping[str, Code]:
 
 
 @pytest.mark.parametrize("way", ["auto", pytest.param("fp", marks=pytest.mark.variant)])
-@pytest.mark.parametrize("probe", [*FUNCTIONS])
+@pytest.mark.parametrize("probe", ["switch", pytest.param("kprobe", marks=pytest.mark.variant)])
 def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe: str, way: str) -> None:
     monkeypatch.setitem(os.environ, "BCC_KERNEL_SOURCE", str(paths.bpf() / "headers"))
     for code in compiled(probe, way).values():

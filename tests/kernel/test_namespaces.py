@@ -283,6 +283,7 @@ with watch.watching() as live:  # which holds the laws in each tick
     assert len({tid for _, tid in naps}) < 30
 
 
+@pytest.mark.variant
 def test_a_fork_storm_shows_no_host_id(tmp_path: Path) -> None:
     storm = programs.build(tmp_path / "storm", STORM, *_C)
     line = [*OWN, "sh", "-c", '"$0" & exec "$@"', str(storm), str(command.OFFTOP), "-b", "--json", "-n", "3"]

@@ -68,6 +68,7 @@ def wakings(tmp_path: Path) -> Generator[programs.Program]:
         yield child
 
 
+@pytest.mark.variant
 def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.Program) -> None:
     file = tmp_path / "it.offtop"
     child = str(wakings.pid)

@@ -115,6 +115,7 @@ def test_frame_pointers_alone_are_reported_as_unchecked(bare: Path) -> None:
         assert "--unwind fp" in looker.of(child.pid)[_UNCHECKED].remedy
 
 
+@pytest.mark.variant
 def test_generated_code_needs_a_perf_map(tmp_path: Path) -> None:
     program = tmp_path / "jit"
     CHAINS["a JIT's code without"].make(tmp_path, program)

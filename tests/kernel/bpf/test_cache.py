@@ -83,6 +83,7 @@ def opened() -> Counter[str]:
     return found
 
 
+@pytest.mark.variant
 def test_the_second_start_skips_the_compiler_and_counts_the_same(cache: Path, compiled: list[str]) -> None:
     for _ in range(2):
         with (

@@ -383,6 +383,7 @@ def test_missing_details_are_unknown() -> None:
     assert UNKNOWN == ("", "", "", -1)
 
 
+@pytest.mark.variant
 @pytest.mark.kernel
 def test_a_live_source_keeps_details_as_long_as_a_window_can_name_them() -> None:
     with watch.watching(keep_ns=200 * MS) as live:

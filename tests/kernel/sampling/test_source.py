@@ -168,6 +168,7 @@ def test_threads_competing_for_a_cpu_are_in_the_run_queue_not_blocked(live: Watc
     assert estimate.preempted_ns >= 0.9 * estimate.runqueue_ns
 
 
+@pytest.mark.variant
 def test_a_woken_thread_without_a_cpu_is_in_the_run_queue_and_counts_once() -> None:
     """The thread has the lowest priority, beside one that takes all of its CPU."""
     idle = ("taskset", "-c", "0", "chrt", "-i", "0", sys.executable, "-c", _NAP)
@@ -192,6 +193,7 @@ def queued_ns(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
 
 
+@pytest.mark.variant
 def test_the_sampling_rate_follows_the_budget_and_is_reported(live: Watch) -> None:
     rates: list[float] = []
     for cpu_pct in (2, 40):
@@ -228,6 +230,7 @@ def test_lookups_beyond_the_budget_are_skipped_and_totals_hold(monkeypatch: pyte
             assert within(_sum(totals).offcpu_ns, 0.1, 200 * window.span_ns)
 
 
+@pytest.mark.variant
 def test_expensive_ticks_reduce_the_number_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_check(root: str, key: ThreadKey) -> bool:
         until_s = time.thread_time() + 0.01
@@ -331,6 +334,7 @@ def test_threads_that_come_and_go_between_samples_are_counted_as_lost() -> None:
         assert window.lost["threads"] > 25
 
 
+@pytest.mark.variant
 def test_threads_that_live_between_ticks_keep_all_their_waits(live: Watch) -> None:
     pids: list[int] = []
 
