@@ -214,6 +214,15 @@ async def test_paused_screen_keeps_its_suspects_longer_than_the_history_does() -
 
 
 @asynchronous
+async def test_b_says_how_many_suspects_the_baseline_has() -> None:
+    async with shown(HeldSource(TABLE, ticks=4), (160, 50), weights=WEIGHTS) as (app, pilot):
+        await until(lambda: "3 threads of shop wait for a mutex" in "\n".join(pane(app, "suspects")))
+        await pilot.press("B")
+        await until(lambda: app.view.baseline is not None)
+        assert screen(app)[-2].endswith(", with 1 suspect; D compares with it")
+
+
+@asynchronous
 async def test_without_suspects_nothing_is_known_to_stand() -> None:
     async with shown(ScriptedSource(STOOD, ticks=4), (160, 50)) as (app, _):
         assert "Waiting 3.40 = 3.40 blocked + 0.00 run queue   +1.00 idle hidden (i)" in "\n".join(screen(app))

@@ -49,7 +49,7 @@ class BaselineComparison:
         view = self._display.view
         self._display.set_view(view_changes.marked(view, baseline))
         compares = "compared with it already" if view.diff else "D compares with it"
-        self._display.show_alert(f"baseline: {_span_text(baseline)}; {compares}")
+        self._display.show_alert(f"baseline: {_span_text(baseline)}{_suspects_text(baseline)}; {compares}")
 
     def start_or_stop(self) -> None:
         baseline = self._display.view.baseline
@@ -66,3 +66,9 @@ def _span_text(baseline: Baseline) -> str:
     first, last = (datetime.fromtimestamp(ns // 10**9) for ns in (baseline.began_ns, baseline.taken_ns))
     day = "" if last.date() == datetime.now().date() else f"{last:%Y-%m-%d} "
     return f"{day}{first:%H:%M:%S} to {last:%H:%M:%S}, {span(round(baseline.span_ns, -9))}"
+
+
+def _suspects_text(baseline: Baseline) -> str:
+    """Return `, with 2 suspects`, because what they hold up is usual from now on; empty if there are none."""
+    count = len(baseline.suspects or ())
+    return f", with {count} suspect{'s' * (count > 1)}" if count else ""
