@@ -59,7 +59,7 @@ def compiled(source: str, to: Path, *flags: str) -> Path:
     return to
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers]:
     directory = tmp_path_factory.mktemp("postgres")
     for parent in (directory, *directory.parents[:2]):
