@@ -85,7 +85,10 @@ ON_A_QUEUE = (
         ("gil", "python3", "lock", (WAIT, "5", "_PyEval_EvalFrameDefault", "PyEval_EvalCode"), ()),
         ("gil", "python3", "lock", (WAIT, "5", "Server.handle (app.py:12)", "PyEval_EvalCode"), ()),
         ("gil", "python3", "lock", (WAIT, "5", "<module> (<string>:1)", "PyEval_EvalCode"), ()),
+        ("gil", "python3", "lock", (WAIT, "PyCOND_TIMEDWAIT", "take_gil", "PyEval_RestoreThread", "time_sleep"), ()),
         ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "_worker (thread.py:81)"), ()),
+        ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "worker (pool.py:97)"), ()),
+        ("python-lock", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "worker (pool.py:4)"), ()),
         ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
         (
             "python-task",
