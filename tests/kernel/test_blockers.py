@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from offtop.kernel.procfs.syscalls import number_of
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
 from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.mutexes import Mutexes
@@ -90,6 +91,33 @@ int main(int count, char **words)
 }
 """
 """A thread holds a mutex, and another one waits for it."""
+TURNS = r"""
+#include <pthread.h>
+#include <sys/syscall.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void *take_turns(void *unused)
+{
+	for (;;) {
+		pthread_mutex_lock(&mutex);
+		usleep(150000);
+		pthread_mutex_unlock(&mutex);
+		usleep(1000);
+	}
+}
+
+int main(void)
+{
+	pthread_t thread;
+
+	for (int i = 0; i < 5; i++)
+		pthread_create(&thread, 0, take_turns, 0);
+	usleep(100000);
+	next();
+}
+"""
+"""Five threads take turns at a mutex, each of which sleeps while it holds it."""
 FORGED = r"""
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -216,6 +244,11 @@ def mutexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("built") / "turns", TURNS, "-pthread")
+
+
+@pytest.fixture(scope="module")
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs.build(tmp_path_factory.mktemp("built") / "forged", FORGED, "-pthread")
 
@@ -289,6 +322,27 @@ def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path
             is_exact = kind not in ("robust", "shared")
 
             assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, is_exact),), kind
+
+
+def test_owner_of_a_mutex_that_changes_hands_is_the_one_that_does_not_wait_for_it(live: Watch, turns: Path) -> None:
+    named = 0
+    with programs.running([turns]) as program:
+        found(live, ThreadKey(program.pid, program.pid + 1), lambda _: any(at(live, program.pid)))
+        for _ in range(10):
+            live.tick(0.5)
+            waiters = at(live, program.pid)
+            owners = {one[:2] for some in waiters.values() for one in some}
+            assert len(owners) <= 1 and not owners & waiters.keys()
+            named += len(waiters) == 4 and all(waiters.values())
+    assert named >= 2  # a round may come late on a busy machine
+
+
+def at(live: Watch, pid: int) -> dict[ThreadKey, tuple[Blocker, ...]]:
+    """Return the blockers of each thread of a process that waits for a futex."""
+    keys = [
+        one.site.thread for one in live.last.waiting.values() if one.site.pid == pid and one.call == number_of(FUTEX)
+    ]
+    return {key: live.last.blockers.get(key, ()) for key in keys}
 
 
 def test_only_the_owner_in_a_mutex_that_is_waited_for_is_believed(live: Watch, forged: Path) -> None:

@@ -154,5 +154,4 @@ def _may_be_locks(rows: Ints, python_pids: Sequence[int]) -> Mask:
     """Return which waits for a futex may be for a mutex or the GIL. Most others are idle threads."""
     operation, value = rows[:, ARGUMENTS + 1] & OPERATION, rows[:, ARGUMENTS + 2] & 0xFFFFFFFF
     is_word = (value == AWAITED) | (value & WAITERS != 0)
-    is_mutex = np.isin(operation, WAITS) & is_word & (rows[:, READ_USER] != NO_STACK)
-    return is_mutex | np.isin(operation, PI_WAITS) | np.isin(rows[:, 0], python_pids)
+    return (np.isin(operation, WAITS) & is_word) | np.isin(operation, PI_WAITS) | np.isin(rows[:, 0], python_pids)

@@ -26,12 +26,12 @@ from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.tracers import Tracers
 from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
-from offtop.model.values.blockers import CPU_QUOTA, ELSEWHERE, Blocker, Blockers
+from offtop.model.values.blockers import CPU_QUOTA, ELSEWHERE, MUTEX, Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import ARGUMENTS, READY_NS, SWITCHED_OUT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, CALL, READY_NS, SWITCHED_OUT_NS, Waits
 from offtop.worker import Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
@@ -39,6 +39,8 @@ _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
 _PAUSE_TIMES = 19
 """Pause after a round, as a multiple of its CPU time. The read child uses about as much CPU time again."""
 _LONGEST_PAUSE_S = 3.0
+_FRESH_S = 0.03
+"""How long a tick waits for its round, where 5 ms are usual: the holder of a lock may change at any time."""
 _OLD_S = 5.0
 """Age at which a result is no longer shown."""
 
@@ -80,6 +82,8 @@ class BlockersWorker:
         self._throttled: Mapping[int, str] = {}
         """PID → cgroup."""
         self._found_s = 0.0
+        self._is_due = self._is_resting = False
+        """Whether the latest request has not been served yet, and whether the worker pauses."""
         self._skipped = 0
         self._named = set[int]()
         """Processes that have their name in the catalog only because they are blockers."""
@@ -106,10 +110,17 @@ class BlockersWorker:
         self._skipped += skipped
         with self._worker.changed:
             self._latest.append((asked, ready))
+            self._is_due = True
             self._worker.wake()
 
     def publish(self, waiting: Waits) -> Blockers:
-        """Return what was found for those of the waits that were in progress when it was looked up."""
+        """Return what was found for those of the waits that were in progress when it was looked up.
+
+        Waits a moment for the latest request, unless the worker pauses.
+        """
+        worker = self._worker
+        with worker.changed:
+            worker.changed.wait_for(lambda: not self._is_due or self._is_resting or worker.is_closing, _FRESH_S)
         shown = self._of_waits(waiting)
         self._name({one.pid for some in shown.values() for one in some})
         return shown
@@ -141,10 +152,13 @@ class BlockersWorker:
             return shown
         at = waiting.rows_of(thread_codes(integers([*found], 2)))
         rows, known = waiting.list.rows[at].tolist(), np.flatnonzero(at >= 0).tolist()
-        items = [*found.items()]
+        items, awaited = [*found.items()], _futexes_of_owners(found, waiting)
         for n in known:
             key, one = items[n]
-            if not rows[n][READY_NS] and _is_same(rows[n], one):  # otherwise it only waits for a CPU
+            if rows[n][READY_NS] or not _is_same(rows[n], one):  # it only waits for a CPU, or is in another wait
+                continue
+            futex = rows[n][CALL], rows[n][ARGUMENTS]
+            if not any(awaited.get(blocker[:2]) == futex for blocker in one.blockers):
                 shown[key] = one.blockers
         return shown
 
@@ -167,7 +181,11 @@ class BlockersWorker:
             self._found = {key: before[key] for key in young if before[key].arguments} | found
             self._found_s = time.monotonic()
             before = found
+            with worker.changed:
+                self._is_due, self._is_resting = bool(self._latest), True
+                worker.changed.notify_all()
             worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
+            self._is_resting = False
 
 
 def _ready(waiting: Waits) -> list[int]:
@@ -175,6 +193,14 @@ def _ready(waiting: Waits) -> list[int]:
     rows = waiting.list.rows
     pids: list[int] = np.unique(rows[(rows[:, READY_NS] != 0) | waiting.list.is_ready, 0]).tolist()
     return [pid for pid in pids if pid not in PSEUDO_PIDS]
+
+
+def _futexes_of_owners(found: Mapping[ThreadKey, Found], waiting: Waits) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the call and address that owners of mutexes wait at: one that waits for its mutex does not hold it now."""
+    owners = [*{blocker[:2] for one in found.values() for blocker in one.blockers if blocker.via == MUTEX}]
+    rows = waiting.rows_of(thread_codes(integers(owners, 2))).tolist()
+    calls: list[tuple[int, int]] = [*map(tuple, waiting.list.rows[rows][:, [CALL, ARGUMENTS]].tolist())]
+    return {owner: call for owner, call, row in zip(owners, calls, rows, strict=True) if row >= 0}
 
 
 def _is_same(row: Sequence[int], found: Found) -> bool:

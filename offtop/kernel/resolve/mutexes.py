@@ -60,9 +60,15 @@ class Mutexes:
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the owner of the mutex that each of these threads waits for, if it is known."""
         mutexes: dict[tuple[int, int, bool], list[Blocked]] = {}
+        unknown: list[Blocked] = []
         for one in waits:
             if one.call == FUTEX and (is_pi := self._is_pi(one)) is not None:
                 mutexes.setdefault((one.key.pid, one.arguments[0], is_pi), []).append(one)
+            elif one.call == FUTEX and one.user == NO_STACK and _may_be_mutex(one):
+                unknown.append(one)
+        for one in unknown:  # its stack has not been read, but it waits where others wait for a mutex
+            if others := mutexes.get((one.key.pid, one.arguments[0], False)):
+                others.append(one)
         found: dict[ThreadKey, Found] = {}
         for (_, address, is_pi), waiters in [*mutexes.items()][:_MOST_MUTEXES]:
             with suppress(OSError):  # TimeoutError is one
@@ -75,11 +81,9 @@ class Mutexes:
 
     def _is_pi(self, wait: Blocked) -> bool | None:
         """Return whether the mutex that a thread waits for has priority inheritance; None if it waits for no mutex."""
-        operation, value = wait.arguments[1] & OPERATION, wait.arguments[2] & 0xFFFFFFFF
-        if operation in PI_WAITS:
+        if wait.arguments[1] & OPERATION in PI_WAITS:
             return True
-        is_mutex = operation in WAITS and (value == AWAITED or value & WAITERS) and self._locks_mutex(wait.user)
-        return False if is_mutex else None
+        return False if _may_be_mutex(wait) and self._locks_mutex(wait.user) else None
 
     def _locks_mutex(self, user: int) -> bool:
         if user == NO_STACK:
@@ -103,6 +107,12 @@ class Mutexes:
         path = f"/proc/{key.pid}/task/{key.tid}/mem"
         raw = self._reads.ask(key.pid, "piece", path, _MUTEX.size, address)
         return parse(raw)
+
+
+def _may_be_mutex(wait: Blocked) -> bool:
+    """Return whether a wait for a futex has the arguments of one for a mutex."""
+    operation, value = wait.arguments[1] & OPERATION, wait.arguments[2] & 0xFFFFFFFF
+    return operation in WAITS and bool(value == AWAITED or value & WAITERS)
 
 
 def _plain(name: str) -> str:

@@ -257,6 +257,8 @@ class SuspectTexts:
         cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]
         of = f" of cgroup {cgroup}" if cgroup else ""
         share = f"{100 * one.waiting / max(1, one.end.threads):.0f}% of the time"
+        if one.waiting > one.end.threads:  # these are processes
+            share = f"{one.waiting:.1f} threads on average"
         waits = f"{self.name_of(one.end)} wait{'s' * (one.end.threads == 1)}"
         likely = "" if one.end.is_exact else ", likely"
         return Sentence(f"{waits} for the CPU quota{of}{likely} ({share})", "the quota, and how many threads share it")
@@ -267,7 +269,7 @@ class SuspectTexts:
             return f"the priority (nice) of {of}, or a CPU quota for it"
         end, rule = one.end, self.rule(one.end)
         if len(one.hops) > 1 and (waiter.via != TITLE or end.state == STOPPED):
-            if one.hops[-2].via in LOCKS and end.state == SLEEP:
+            if one.hops[-2].via in LOCKS and end.state == SLEEP and end.key.pid != waiter.key.pid:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == STOPPED:

@@ -37,11 +37,11 @@ from offtop.model.values.blockers import (
     WAKER,
     Blocker,
 )
-from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey, code_of
 from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.stack import Stack
+from offtop.model.values.stack import FIRST_STACK, NO_STACK, Stack
 from offtop.model.values.table import (
     THREADS,
     Ints,
@@ -53,7 +53,7 @@ from offtop.model.values.table import (
     rows_at,
     thread_codes,
 )
-from offtop.model.values.waits import KERNEL, WAKE, WaitList
+from offtop.model.values.waits import KERNEL, READY_NS, WAKE, WaitList, Waits
 from offtop.model.values.wake import NO_OBJECT, THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import SLEEP, STOPPED, Shares
 from offtop.model.windows.stuck import Stuck
@@ -390,6 +390,16 @@ class _Builder:
             number = self._numbers[key] = self._new_node(key)
         return number
 
+    def _category_of_young(self, key: ThreadKey) -> str:
+        """Return the category of the wait in which a thread is, too young for the graph; empty if it is unknown.
+
+        The holder of a lock may wait for the lock most of the time, but not now.
+        """
+        waiting = Waits.of(self._snapshot.waiting)
+        row = int(waiting.rows_of(np.array([code_of(key)]))[0]) if key.tid else -1
+        kernel = int(waiting.list.rows[row, KERNEL]) if row >= 0 and not waiting.list.rows[row, READY_NS] else NO_STACK
+        return self._catalog.stack(kernel).category if kernel >= FIRST_STACK else ""
+
     def _acting(self, rows: Ints, oldest_ns: int) -> Ints:
         """Return for which of these rows of a process others may wait; the oldest of them has waited for `oldest_ns`.
 
@@ -419,6 +429,7 @@ class _Builder:
             state, blocked = ("", 0.0) if len(rows) else self._activity.most_blocked(key)
             is_known = bool(len(rows) or len(self._rows_of(key.pid)) or self._activity.has_process(key.pid))
             state = state if blocked >= _LEAST_BUSY else IDLE if is_known else UNMEASURED
+            state = self._category_of_young(key) or state
         if len(acting) == 1:
             return int(acting[0])
         is_idle = len(rows) and state == IDLE

@@ -152,6 +152,16 @@ def test_file_lock_has_its_name() -> None:
     ]
 
 
+def test_holder_that_sleeps_is_looked_up_by_who_started_it_only_if_it_is_another_process() -> None:
+    machine = Machine()
+    for tid in (11, 12, 13):
+        waiter = machine.waits("svc", 10, "lock", 9, tid=tid)
+        machine.held(waiter, Blocker(10, 10, MUTEX, True))
+    machine.waits("svc", 10, "sleep", 9, "lib:clock_nanosleep", before=True)
+    ((_, then),) = sentences(machine)
+    assert then.startswith("why it sleeps")
+
+
 def test_each_server_on_the_way_is_named() -> None:
     machine = Machine()
     server = machine.waits("nginx", 20, "poll")
@@ -264,6 +274,9 @@ def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota()
     ((says, then),) = sentences(machine, 3)
     assert says == "svc(30) waits for the CPU quota of cgroup svc (54% of the time)"
     assert "quota" in then
+    machine.throttled("svc", 30, 1.36)
+    ((says, _),) = sentences(machine, 3)
+    assert says == "svc(30) waits for the CPU quota of cgroup svc (1.4 threads on average)"
 
 
 def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None:

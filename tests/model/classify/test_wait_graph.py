@@ -33,6 +33,7 @@ from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskT
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import NO_WAKE, THREAD, WAKEUP, Object, Wake, Waker
+from offtop.model.windows.breakdown import SLEEP
 from tests.model.machine import Machine
 
 _BACKEND = "postgres: main: bench shop [local] "
@@ -134,6 +135,17 @@ def test_pipe_and_socket_lead_to_the_process_at_the_other_end(
     waiter = machine.waits("one", 10, category, kernel=kernel, on=what, peers=peers)
     other = machine.waits("other", 20, "disk-read")
     assert edges_of(machine.graph(), waiter) == [(other, via, True)]
+
+
+def test_holder_does_what_it_does_now_and_not_what_it_did_most_of_the_time() -> None:
+    machine = Machine()
+    waiter = machine.waits("svc", 10, "lock", 0.4, tid=11)
+    holder = machine.waits("svc", 10, "sleep", 0.05, tid=12)
+    machine.ended(holder, "lock", NO_WAKE, 2, ms=400)
+    machine.held(waiter, Blocker(*holder, MUTEX, True))
+    graph = machine.graph()
+    (edge,) = graph.edges
+    assert graph.nodes[edge.target][::2] == (holder, SLEEP)
 
 
 @pytest.mark.parametrize("via", [MUTEX, GIL, CHILD, STOPPED_BY])
