@@ -89,9 +89,11 @@ class WaitsOfTick:
         wait at one."""
         self._rules: dict[int, Rule | None] = {}
         """Cause rules of the sites for which they have been looked up, by number."""
+        self.idle |= self._like_idle_ones()
         self.is_unclear = self._unclear_rows()
         """Which rows are at a lock and may be idle, because no function of their program is known yet."""
-        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self.is_unclear)
+        may_be_idle = self.is_unclear | self.idle
+        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, may_be_idle)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
         self.via = {edge.source: edge.via for edge in self.graph.edges.of_waits}
         """Row → how it is known which thread must act."""
@@ -171,6 +173,16 @@ class WaitsOfTick:
     def _is_leaf(self, holds: Callable[[Leaf], bool]) -> Mask:
         """Return for which rows `holds` is true of the leaf."""
         return np.array([holds(leaf) for leaf in self._leaves], np.bool_)[self._leaf]
+
+    def _like_idle_ones(self) -> Mask:
+        """Return which rows have an ended wait's stack that is idle by a rule."""
+        found = np.zeros(len(self._leaf), np.bool_)
+        rows = np.flatnonzero(self._ids[:, USER] != self.waits.sites[:, USER])
+        self.look_up(rows)
+        first, which = self.kinds(rows)
+        rules = map(self.rule, first)
+        found[rows] = np.array([rule is not None and rule.idle is True for rule in rules], np.bool_)[which]
+        return found
 
     def _unclear_rows(self) -> Mask:
         """Return the rows of `is_unclear`."""

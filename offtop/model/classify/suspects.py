@@ -33,7 +33,7 @@ from offtop.model.classify.suspect import (
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, UNMEASURED, Node
-from offtop.model.values.blockers import KERNEL_LOCK
+from offtop.model.values.blockers import KERNEL_LOCK, WAKER
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
@@ -188,9 +188,9 @@ class _Ends:
         first, which = self._waits.kinds(alone)
         weights = np.array([self._weight(row, self._graph.nodes.category(row), None) for row in first], np.float64)
         found[alone] = np.where(self._waits.is_unclear[alone], 0.0, weights[which])
-        for row in self._via:
-            if own[row]:
-                found[row] = self._weight(row, self._graph.nodes.category(row), self._via[row])
+        for row, via in self._via.items():
+            if own[row] and not (via == WAKER and self._waits.is_unclear[row]):  # that would be two guesses
+                found[row] = self._weight(row, self._graph.nodes.category(row), via)
         return found
 
     def _weight(self, row: int, state: str, via: str | None) -> float:

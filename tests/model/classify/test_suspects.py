@@ -19,13 +19,14 @@ from offtop.model.values.blockers import (
     SOCKET,
     TITLE,
     UPSTREAM,
+    WAKER,
     Blocker,
 )
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.peers import CLIENT, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import SITES, SiteKeys, integers
-from offtop.model.values.wake import Object
+from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
 from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
 
 _SESSION = "postgres: main: bench shop [local] "
@@ -550,6 +551,27 @@ def test_wait_without_a_user_stack_yet_gets_that_of_the_last_similar_wait(ms: in
         rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.waits))}
         assert rules == ({"mysql-metadata-lock"} if is_named else {""}), "also in a tick in which none ended"
         machine.sites.clear()
+
+
+@pytest.mark.parametrize("function", ["_worker (thread.py:69)", "serve (app.py:7)"])
+def test_wait_like_those_that_are_idle_by_a_rule_is_no_suspect(function: str) -> None:
+    machine = Machine()
+    for tid in range(11, 21):
+        key = machine.waits("python3", 10, "lock", 0.5, tid=tid, on=Object("futex", f"{tid:#x}", 10))
+        wake = machine.waiting[key].site.wake
+        machine.ended(key, "lock", wake, 1, "lib:sem_wait", "PyThread_acquire_lock_timed", function, ms=500)
+        machine.held(key, Blocker(10, 30, WAKER, False))
+    assert bool(machine.found(ticks=3).suspects) == (function != "_worker (thread.py:69)")
+
+
+@pytest.mark.parametrize("functions", [(), ("lib:pthread_mutex_lock", "take_job")])
+def test_waker_of_waits_without_a_known_function_is_not_accused(functions: tuple[str, ...]) -> None:
+    machine, lock = Machine(mode=WAKEUP), Object("futex", "0x1", 10)
+    for tid in range(11, 21):
+        machine.waits("svc", 10, "lock", 0.5, *functions, tid=tid, on=lock)
+    machine.catalog.wakes[900] = Wake(Waker(THREAD, "", 10, 30, "svc"), lock)
+    machine.ended(ThreadKey(10, 31), "lock", 900, 3)
+    assert bool(machine.found(ticks=3).suspects) == bool(functions)
 
 
 def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> None:
