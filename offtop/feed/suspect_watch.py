@@ -55,6 +55,7 @@ class SuspectWatch:
         self._waits = WaitsOfTick(
             snapshot, window, blocked, every, self._weights, self._causes, self._peers, self._ended, self._since_ns
         )
+        self._source.describe(self._waits.activity.rivals)  # the CPUs on which they may run
         return self._waits.standing_sites
 
     def tick(self, history: History) -> Found:

@@ -324,6 +324,7 @@ def recorded_details(catalog: Catalog, pid: int) -> Sequence[tuple[str, str]]:
         ("user", details.user),
         ("cgroup", details.cgroup),
         ("container", label(details.cgroup)),
+        ("allowed CPUs", details.cpus),
     )
     return [(what, value) for what, value in pairs if value]
 

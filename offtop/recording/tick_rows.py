@@ -98,7 +98,8 @@ def _fields(entry: Entry) -> dict[str, object]:
         "filters": filters["filters"],
         "comms": [[*key, comm] for key, comm in entry.comms.items()],
         "processes": [[pid, name] for pid, name in entry.processes.items()],
-        "details": [[pid, *details] for pid, details in entry.details.items()],
+        "details": [[pid, *details[:4]] for pid, details in entry.details.items()],
+        "cpus": [[pid, details.cpus] for pid, details in entry.details.items() if details.cpus],
         "lives": [[*key, *life] for key, life in entry.lives.items()],
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
@@ -196,13 +197,15 @@ def _change(fields: Mapping[str, object], tables: _Tables) -> Change:
 
 def _entry(fields: Mapping[str, object], change: Change) -> Entry:
     """Return the change with the names that are new in its tick."""
+    cpus = {checked.integer(pid): checked.name(text) for pid, text in checked.arrays(fields.get("cpus", []), 2)}
     return Entry(
         change,
         {_thread(pid, tid): checked.short_name(comm) for pid, tid, comm in checked.arrays(fields.get("comms"), 3)},
         {checked.integer(pid): checked.short_name(name) for pid, name in checked.arrays(fields.get("processes"), 2)},
         {
             checked.integer(pid): Details(
-                checked.name(user), checked.name(cmdline), checked.name(cgroup), checked.integer(uid)
+                *(checked.name(user), checked.name(cmdline), checked.name(cgroup), checked.integer(uid)),
+                cpus.get(checked.integer(pid), ""),
             )
             for pid, user, cmdline, cgroup, uid in checked.arrays(fields.get("details"), 5)
         },

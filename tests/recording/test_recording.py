@@ -15,7 +15,7 @@ import pytest
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.aggregate.stack_problems import GUESSED, NOT_KNOWN, STRIPPED, UNSURE
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import NO_WAY, Stack, one_name
 from offtop.model.windows.change import NOTHING, change
@@ -108,7 +108,8 @@ def test_names_and_process_details_are_recorded_without_command_lines(tmp_path: 
         source = RecordedSource(path)
         every = [*iter(source.read, None)]
         catalog = every[-1].catalog
-        assert (catalog.details[100].user, catalog.details[100].cmdline) == ("alice", cmdline)
+        assert catalog.details[100] == Details("alice", cmdline, "/shop.slice", 1000, "0-1")
+        assert catalog.details[200].cpus == ""
         assert (catalog.comms[ThreadKey(100, 101)], catalog.processes[200]) == ("worker-1", "bank")
         source.close()
 

@@ -159,6 +159,12 @@ def _container(inputs: _Inputs) -> str:
     return label(cgroup) if container(cgroup).kind not in ("", "unit", "session") else ""
 
 
+def _cpus(inputs: _Inputs) -> str:
+    """The CPUs on which its main thread may run; empty if these are all."""
+    allowed, online = inputs.status["Cpus_allowed_list"], Path("/sys/devices/system/cpu/online").read_text().strip()
+    return "" if allowed == online else allowed
+
+
 def _quota(inputs: _Inputs) -> str:
     if not (quota := inputs.quota):
         return ""
@@ -188,6 +194,7 @@ _DETAILS: tuple[tuple[str, Callable[[_Inputs], str]], ...] = (
     ("memory", _memory),
     ("cgroup", _cgroup),
     ("container", _container),
+    ("allowed CPUs", _cpus),
     ("cpu quota", _quota),
     ("throttled", _throttled),
 )

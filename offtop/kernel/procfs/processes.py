@@ -1,4 +1,4 @@
-"""Read the user, command line and cgroup of processes on demand, in a worker thread.
+"""Read the user, command line, cgroup and CPUs of processes on demand, in a worker thread.
 
 A command line is read out of the process's own memory, which waits for its mmap_lock: it is read with a deadline
 (guarded_reads.py), and is `[not read]` if the deadline is missed. A user's name may come from another machine. So
@@ -12,7 +12,7 @@ dropped together with the name, or at once if its pid is reused by another proce
 import os
 import pwd
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -162,12 +162,14 @@ def reading(reads: Channel, pid: int) -> Reading | None:
     began = _began(pid)
     if not began:
         return None
-    uid = _effective_uid(read_content(f"/proc/{pid}/status", _LONGEST_FILE))
+    status = fields_of(read_content(f"/proc/{pid}/status", _LONGEST_FILE))
+    uid = _effective_uid(status)
     details = Details(
         user="" if uid < 0 else _user_name(uid),
         cmdline=_command_line(reads, pid),
         cgroup=cgroup_of(content_of(pid), mounted()),
         uid=uid,
+        cpus=status.get("Cpus_allowed_list", ""),
     )
     return Reading(began, details) if _began(pid) == began else None
 
@@ -183,8 +185,8 @@ def _began(pid: int) -> bytes:
     return fields[19]
 
 
-def _effective_uid(status: bytes) -> int:
-    real_effective = fields_of(status).get("Uid", "").split()
+def _effective_uid(status: Mapping[str, str]) -> int:
+    real_effective = status.get("Uid", "").split()
     return int(real_effective[1]) if len(real_effective) > 1 else -1
 
 

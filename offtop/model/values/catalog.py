@@ -67,6 +67,8 @@ class Details(NamedTuple):
     """Path below the root of the hierarchy: `/system.slice/mysql.service`; empty if unknown."""
     uid: int = -1
     """Effective user id; -1 if unknown."""
+    cpus: str = ""
+    """The CPUs on which its main thread may run, as the kernel lists them: `0-3,8`; empty if unknown."""
 
 
 UNKNOWN = Details()

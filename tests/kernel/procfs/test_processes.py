@@ -380,7 +380,7 @@ def test_the_worker_pauses_after_some_readings(catalog: Catalog, monkeypatch: py
 
 def test_missing_details_are_unknown() -> None:
     assert Catalog().detail(1) is UNKNOWN
-    assert UNKNOWN == ("", "", "", -1)
+    assert UNKNOWN == ("", "", "", -1, "")
 
 
 @pytest.mark.variant

@@ -279,6 +279,19 @@ def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota()
     assert says == "svc(30) waits for the CPU quota of cgroup svc (1.4 threads on average)"
 
 
+@pytest.mark.parametrize(
+    ("hog", "is_accused"), [("0-1", True), ("1", False), ("2-3,1", False), ("", True), ("no list", True)]
+)
+def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: str, is_accused: bool) -> None:
+    machine = Machine()
+    for pid in range(10, 14):
+        machine.runs("python3", pid, 0.1, ready=0.8)
+        machine.catalog.details[pid] = Details(cpus="0")
+    machine.runs("yes", 20, 1.0)
+    machine.catalog.details[20] = Details(cpus=hog)
+    assert bool(sentences(machine, 3)) == is_accused
+
+
 def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None:
     machine = Machine()
     for pid in (30, 31):
