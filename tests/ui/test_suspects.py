@@ -78,6 +78,18 @@ async def test_queue_of_short_waits_has_no_suspect_but_is_named() -> None:
 
 
 @asynchronous
+async def test_6_shows_the_whole_sentence_that_has_no_room_above_the_panes() -> None:
+    rule = '[[rule]]\nid = "m"\nname = "the lock of the table of all sessions"\nsays = "x"\nown = ["work"]\n'
+    rules = Fixed(causes.parse(rule, "rules.toml", "Mend it", CATEGORIES.ids))
+    short = [Waits("shop", 40, f"w{n}", n, "lock", "futex_do_wait", ("work",), (90,) * 9) for n in range(41, 44)]
+    async with shown(ScriptedSource(short, ticks=4), (80, 24), weights=WEIGHTS, rules=rules) as (app, pilot):
+        whole = "nobody is known to hold up many; 100% wait for the lock of the table of all sessions (shop)"
+        assert pane(app, "suspects") == [f"{whole[:79]}…"]
+        await pilot.press("6")
+        assert whole in " ".join(" ".join(screen(app)).split())
+
+
+@asynchronous
 async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None:
     async with shown(HeldSource(TABLE, ticks=4), weights=WEIGHTS) as (app, pilot):
         await pilot.press("6")

@@ -230,8 +230,10 @@ class Suspects(Overlay):
                     for text, token in self._hop_lines(hop, number == chosen)
                 ]
                 number += 1
-        rows = rows or [_Row(self._line(f" {self._without()}", width, "dim"))]
-        return rows + [_Row(self._line(f" {printable(text)}", width, "dim")) for text in self._gone()]
+        others = [] if rows else [self._without()]
+        for text in (*others, *self._gone()):
+            rows += [_Row(self._line(f" {part}", width, "dim")) for part in _wrapped(text, width - 2, self._glyphs)]
+        return rows
 
     @staticmethod
     def _hop_lines(hop: HopText, is_chosen: bool) -> list[tuple[str, str]]:
