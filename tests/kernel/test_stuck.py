@@ -386,6 +386,23 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
         assert len(alike) >= len(KINDS) - 3, alike
 
 
+def test_a_wait_that_a_kill_ends_keeps_the_user_stack_that_was_read(live: Watch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            deadline = time.monotonic() + 10
+            key = ThreadKey(child.pid, child.pid)
+            while key not in live.last.waiting or (one := live.last.waiting[key]).user == NO_STACK:
+                assert time.monotonic() < deadline
+                live.tick(0.2)
+        finally:
+            child.kill()
+        while not (ended := [key for key, one in watch.sites_of(live.tick(0.2), child.pid).items() if one.waits]):
+            assert time.monotonic() < deadline
+    known = live.source._parts.processes._images  # pyright: ignore[reportPrivateUsage]
+    assert child.pid not in known, "this process has ended a wait before, and so its mappings are known anyway"
+    assert [site.user for site in ended] == [one.user]
+
+
 _SLEEPERS = (
     "import threading, time\n"
     "def sleep():\n"

@@ -13,10 +13,10 @@ from offtop.kernel.accounting.waits_in_progress import WaitsInProgress
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.stack import ENDED, FIRST_STACK, NO_STACK, STACK_LOST
 from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
-from offtop.model.values.waits import KERNEL, SINCE_NS, SWITCHED_OUT_NS, WAKE
+from offtop.model.values.waits import KERNEL, READ_USER, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE
 from offtop.model.values.wake import NO_WAKE
 
 Locate = Callable[[NDArray[np.uint64]], Ints]
@@ -27,10 +27,16 @@ class FinishedWaits:
     """Counts finished waits, each once, however much of it was shown before it ended."""
 
     def __init__(
-        self, table: ThreadTable, in_progress: WaitsInProgress, deferred: DeferredRecords, locate: Locate
+        self,
+        table: ThreadTable,
+        in_progress: WaitsInProgress,
+        deferred: DeferredRecords,
+        locate: Locate,
+        catalog: Catalog,
     ) -> None:
         """`locate` turns a record's raw ids into a site."""
         self._table, self._in_progress, self._deferred, self._locate = table, in_progress, deferred, locate
+        self._catalog = catalog
 
     def count(self, tick: TickDeltas, rows: Ints, records: ThreadRecords) -> Mask:
         """Add the finished waits of records, minus what was shown of the first one while it was in progress.
@@ -79,7 +85,7 @@ class FinishedWaits:
             uncounted = _lengthen(tick, uncounted, np.flatnonzero(was_older), whole_ns, sites)
         moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
         at = np.flatnonzero(was_shown & was_known & has_site)
-        now = self._with_scanned_stack(tick, sites[at], waits[at])
+        now = self._with_known_stacks(tick, sites[at], waits[at])
         moved_ns[at], moved_ready_ns[at] = self._in_progress.move(tick, waits[at], now, uncounted["first_off_ns"][at])
         numbers = np.zeros((size, THREADS.numbers), np.int64)
         numbers[was_shown] = self._in_progress.settled(
@@ -162,15 +168,24 @@ class FinishedWaits:
                     sites[at] = held
         return sites, is_lost | is_located
 
-    @staticmethod
-    def _with_scanned_stack(tick: TickDeltas, sites: Ints, waits: Ints) -> Ints:
-        """Return the sites at which `waits` ended, with the kernel stack of the task scan where only that has one."""
+    def _with_known_stacks(self, tick: TickDeltas, sites: Ints, waits: Ints) -> Ints:
+        """Return the sites at which `waits` ended, with stacks that were read before, where only these are known.
+
+        The kernel stack is that of the task scan. A user stack has no names if its process has exited meanwhile; it is
+        the one that was read during the wait.
+        """
         is_scanned = (sites[:, KERNEL] == NO_STACK) & (waits[:, KERNEL] >= FIRST_STACK)
-        if not is_scanned.any():
+        is_gone = ~is_scanned & (waits[:, READ_USER] >= FIRST_STACK) & (sites[:, USER] != waits[:, READ_USER])
+        users = np.unique(sites[is_gone, USER])
+        stacks = [self._catalog.stack(user).end == ENDED for user in users.tolist()]
+        is_gone &= np.isin(sites[:, USER], users[np.array(stacks, np.bool_)])
+        changes = np.flatnonzero(is_scanned | is_gone)
+        if not len(changes):
             return sites
         now = sites.copy()
         now[is_scanned, :WAKE] = waits[is_scanned, :WAKE]
-        before, after = (map(SITES.key, some[is_scanned].tolist()) for some in (sites, now))
+        now[is_gone, USER] = waits[is_gone, READ_USER]
+        before, after = (map(SITES.key, some[changes].tolist()) for some in (sites, now))
         tick.renamed.update(zip(before, after, strict=True))
         return now
 

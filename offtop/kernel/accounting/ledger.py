@@ -67,7 +67,7 @@ class Ledger:
         self._runs = RunTimes(self._table, at_ns)
         self._eviction = Eviction(self.catalog, self._totals, self._table, self._deferred, at_ns)
         self._in_progress = WaitsInProgress(self._table, self._deferred, self._eviction)
-        self._finished = FinishedWaits(self._table, self._in_progress, self._deferred, locate)
+        self._finished = FinishedWaits(self._table, self._in_progress, self._deferred, locate, self.catalog)
         self.threads, self.sites = self._totals.threads, self._totals.sites
         self._states = 0
         self._exited: dict[ThreadKey, int] = {}

@@ -53,7 +53,7 @@ class TickDeltas:
     late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
     """Waits that finished in earlier ticks."""
     renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
-    """Site without a kernel stack → the same with the stack from the task scan."""
+    """Site of which a stack is unknown → the same with the stack that was read during the wait."""
 
     def excludes(self, state: Ints) -> Mask:
         """Return which waits the filter by state excludes, given their state at switch-out."""

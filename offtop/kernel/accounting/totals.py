@@ -7,9 +7,18 @@ import numpy as np
 from offtop.kernel.accounting.tick_deltas import TickDeltas
 from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.model.values.running import Running
-from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import MAX_NS, NO_COUNTS, SITES, THREADS, Ints, nonzero_lanes, of_exited
-from offtop.model.values.waits import KERNEL
+from offtop.model.values.table import (
+    MAX_NS,
+    NO_COUNTS,
+    SITES,
+    THREADS,
+    Ints,
+    are_among,
+    integers,
+    nonzero_lanes,
+    of_exited,
+    thread_codes,
+)
 from offtop.model.values.wake import Storm
 
 
@@ -85,7 +94,8 @@ class Totals:
     def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, counts: Ints) -> None:
         if tick.renamed:
             ids = ids.copy()
-            for row in np.flatnonzero(ids[:, KERNEL] == NO_STACK).tolist():
+            threads = thread_codes(integers([key[:2] for key in tick.renamed], 2))
+            for row in np.flatnonzero(are_among(thread_codes(ids), threads)).tolist():
                 key = SITES.key(ids[row].tolist())
                 ids[row] = tick.renamed.get(key, key)
         self.sites.add(ids, numbers, counts, tick.at_ns)
