@@ -256,8 +256,15 @@ class _Connection(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.command, self.requestline, self.request_version = "", "", self.protocol_version
         self.headers = Message()
+        self._is_read = False
 
     def handle(self) -> None:
+        self._read()
+        if self._is_read:
+            self._respond()
+
+    def _read(self) -> None:
+        """Read the request, and answer one that is refused."""
         # What clients do wrong, or that they leave, ends their connection, and nothing else.
         with contextlib.suppress(OSError, ValueError):
             if self._access.tls:
@@ -279,7 +286,7 @@ class _Connection(BaseHTTPRequestHandler):
             self.connection.close()
 
     def do_GET(self) -> None:
-        self._send(self._answer())
+        self._is_read = True
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -291,6 +298,14 @@ class _Connection(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server gives it
         """Log nothing: a client could fill the journal."""
+
+    def _respond(self) -> None:
+        try:
+            answer = self._answer()
+        except Exception:
+            self._send(refused(500, "This is a bug in offtop. The log of the agent says more"))
+            raise
+        self._send(answer)
 
     def _answer(self) -> Answer:
         try:
@@ -350,6 +365,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _write(self, content: bytes) -> None:
         deadline_s = time.monotonic() + self.server.seconds
         left = memoryview(content)
-        while left:
-            self.connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-            left = left[self.connection.send(left[:_CHUNK_BYTES]) :]
+        with contextlib.suppress(OSError, ValueError):  # the client has left, or does not read
+            while left:
+                self.connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+                left = left[self.connection.send(left[:_CHUNK_BYTES]) :]

@@ -3,12 +3,15 @@
 import contextlib
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
+from unittest import mock
 
 import pytest
 
+from offtop import faults
 from offtop.agent import server as server_module
 from offtop.agent.server import Answer, Page, Server, address
 from offtop.errors import OfftopError, UsageError
@@ -126,6 +129,44 @@ def test_client_that_does_not_read_its_answer_is_cut_off(busy: Callable[[], int]
         began_s = time.monotonic()
         until(lambda: busy() == 0)
         assert time.monotonic() - began_s > SECONDS / 2
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes differ"), OSError("no file"), TimeoutError(), KeyError(5)])
+def test_an_error_of_a_page_is_answered_and_reported(error: Exception) -> None:
+    reported: list[BaseException] = []
+    broken = mock.Mock(side_effect=error)
+    with (
+        faults.report_thread_errors(lambda one, _: reported.append(one)),
+        serving({"/": PAGES["/"], "/broken": broken}) as server,
+    ):
+        got = get(server, "/broken")
+        assert (got.status, got.text) == (500, "This is a bug in offtop. The log of the agent says more\n")
+        until(lambda: reported == [error])
+        assert get(server, "/").body == b"hello"
+    assert reported == [error]
+
+
+def test_a_client_that_leaves_or_talks_nonsense_is_not_reported(busy: Callable[[], int]) -> None:
+    reported: list[BaseException] = []
+    is_asked, is_left = threading.Event(), threading.Event()
+
+    def late(_: object) -> Answer:
+        is_asked.set()
+        is_left.wait(10)
+        return LARGE
+
+    with (
+        faults.report_thread_errors(lambda one, _: reported.append(one)),
+        serving({"/late": late}, seconds=SECONDS) as server,
+    ):
+        answer_to(server, b"\x16\x03\x01 nonsense\r\n\r\n")
+        with connected(server) as client:
+            client.sendall(b"GET /late HTTP/1.1\r\n\r\n")
+            assert is_asked.wait(10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        is_left.set()
+        until(lambda: busy() == 0)
+    assert reported == []
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
