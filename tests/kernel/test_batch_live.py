@@ -193,7 +193,9 @@ def check_ticks(ticks: Sequence[Tick], mode: str, child: waits.Child, published:
         mine = next(thread for thread in tick["threads"] if thread["tid"] == child.tid)
         assert mine["waits"] > 0
         assert mine["filtered_ns"] or not tick["filters"]["states"]
-        assert any(thread["filtered_ns"] for thread in tick["threads"]) == is_partial
+        filtered_ns = sum(thread["filtered_ns"] for thread in tick["threads"])
+        assert filtered_ns == sum(part["total_ns"] for part in tick["categories"] if part["name"] == "filtered")
+        assert bool(filtered_ns) == is_partial
     ran_ns = sum(thread["running_ns"] for tick in ticks for thread in tick["threads"])
     assert 0 < ran_ns <= (os.cpu_count() or 1) * (sum(tick["span_ns"] for tick in ticks) + LATE_NS)
 

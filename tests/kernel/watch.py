@@ -34,7 +34,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import FILTERED, SHORT
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU
-from offtop.model.windows.breakdown import Idle, Part, break_down, shares
+from offtop.model.windows.breakdown import NO_PART, Idle, Leaf, Part, break_down, shares
 from offtop.model.windows.window import Window, between
 
 MS = 1_000_000
@@ -231,9 +231,9 @@ def check_sums(window: Window) -> None:
         of_sites[site.thread] = of_sites.get(site.thread, 0) + totals.total_ns
         if not (totals.total_ns >= totals.runqueue_ns >= 0 <= totals.waits):
             broken.append((site, totals._replace(histogram=0)))
-    all_ns = 0
+    all_ns = filtered_ns = 0
     for key, t in window.each_thread():
-        all_ns += t.offcpu_ns
+        all_ns, filtered_ns = all_ns + t.offcpu_ns, filtered_ns + t.filtered_ns
         sites_ns = of_sites.pop(key, 0)
         whole = t.offcpu_ns == sites_ns + t.short_ns + t.filtered_ns
         inside = t.offcpu_ns >= t.runqueue_ns >= t.preempted_ns >= 0
@@ -247,9 +247,13 @@ def check_sums(window: Window) -> None:
     broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]
     if broken:
         raise LawError(f"{len(broken)}, as {broken[:3]}")
-    of_categories_ns = sum(part.total_ns for part in break_down(window, Idle()).categories.values())
+    parts = break_down(window, Idle()).categories
+    of_categories_ns = sum(part.total_ns for part in parts.values())
     if of_categories_ns != all_ns:
         raise LawError(f"categories have {of_categories_ns:,} ns of {all_ns:,}")
+    in_category_ns = parts.get(Leaf("filtered"), NO_PART).total_ns
+    if in_category_ns != filtered_ns:
+        raise LawError(f"the category of filtered waits has {in_category_ns:,} ns of {filtered_ns:,}")
 
 
 def thread(window: Window, tid: int) -> ThreadTotals:

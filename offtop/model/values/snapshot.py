@@ -52,7 +52,7 @@ class ThreadTotals(NamedTuple):
     short_ns: int = 0
     short_runqueue_ns: int = 0
     filtered_ns: int = 0
-    """Waits excluded by --max or --state."""
+    """Waits excluded by --max or --state, with their run-queue time."""
     filtered_runqueue_ns: int = 0
     running_ns: int = 0
     """As the kernel counts it (sum_exec_runtime): without the time that hypervisor and interrupts took."""

@@ -1,9 +1,10 @@
 """Breakdown of a Window's time by category, and within that by process, thread or location.
 
 Categories partition off-CPU time. The blocked part of a site goes to the category of its kernel stack, the run-queue
-part to `run-queue`. Waits below the minimum go to `short` and `run-queue`, filtered ones to `filtered` and `run-queue`.
-There is one exception: a thread whose cgroup used up its CPU quota is runnable in the kernel's terms, but no CPU is
-missing, so a `throttle` site keeps all of its time. The sum over categories is exactly the sum over threads.
+part to `run-queue`. Waits below the minimum go to `short` and `run-queue`. Filtered waits go to `filtered` with all of
+their time: with `--state D`, a thread that was preempted does not count as ready. There is one more exception: a thread
+whose cgroup used up its CPU quota is runnable in the kernel's terms, but no CPU is missing, so a `throttle` site keeps
+all of its time. The sum over categories is exactly the sum over threads.
 
 Each wait is counted in one category, too: under `run-queue` if the site was only ever runnable (a preempted thread),
 under `short` if it was short, otherwise under its leaf.

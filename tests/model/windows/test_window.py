@@ -183,6 +183,18 @@ def test_throttled_thread_keeps_all_of_its_time_in_throttle() -> None:
     assert shown == {"throttle": (2, 90, 50, 2)}
 
 
+def test_filtered_waits_have_no_run_queue_time() -> None:
+    thread = ThreadTotals(3, 100, 60, short_waits=1, short_ns=20, short_runqueue_ns=15, filtered_ns=80)
+    window = Window(0, 0, 10**9, threads={ThreadKey(11, 1): thread._replace(filtered_runqueue_ns=45)}, catalog=BOOK)
+    made = break_down(window, Idle())
+    assert {name: part.total_ns for name, part in by_category(made).items()} == {
+        SHORT: 5,
+        RUN_QUEUE: 15,
+        FILTERED: 80,
+    }
+    assert by_category(made, filtered_shown=False).keys() == {SHORT, RUN_QUEUE}
+
+
 def test_idle_time_is_left_out_on_request_but_not_its_run_queue_part() -> None:
     made = break_down(one_window((POLL, SiteTotals(1, 10, 3, 10, 1)), (LOCK, SiteTotals(1, 5, 0, 5, 1))), Idle(IDLE))
     assert {name: part.total_ns for name, part in by_category(made, idle_shown=False).items()} == {
