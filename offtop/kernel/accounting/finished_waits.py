@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from offtop.kernel.accounting.deferred import DeferredRecords, ThreadIdentity
 from offtop.kernel.accounting.thread_table import UNKNOWN_NS, ThreadTable
-from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
+from offtop.kernel.accounting.tick_deltas import LastRecords, TickDeltas
 from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
 from offtop.kernel.accounting.waits_in_progress import WaitsInProgress
 from offtop.kernel.bpf import layout
@@ -15,7 +15,7 @@ from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import ENDED, FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
+from offtop.model.values.table import SITES, THREAD_COLUMN, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
 from offtop.model.values.waits import KERNEL, READ_USER, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE
 from offtop.model.values.wake import NO_WAKE
 

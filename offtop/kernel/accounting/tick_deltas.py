@@ -7,12 +7,9 @@ import numpy as np
 from offtop.kernel.accounting.thread_table import UNKNOWN_NS
 from offtop.kernel.accounting.tick_records import OffCpuTasks, ThreadRecords
 from offtop.model.values.catalog import SiteKey
-from offtop.model.values.snapshot import SiteTotals, ThreadTotals
+from offtop.model.values.snapshot import SiteTotals
 from offtop.model.values.table import SITES, Ints, Mask
 from offtop.model.values.waits import SWITCHED_OUT_NS
-
-THREAD_COLUMN = {name: column for column, name in enumerate(ThreadTotals._fields)}
-"""Field of ThreadTotals → its column in a thread's numbers."""
 
 
 @dataclass(slots=True)

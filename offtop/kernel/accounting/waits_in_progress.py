@@ -11,12 +11,12 @@ import numpy as np
 from offtop.kernel.accounting.deferred import DeferredRecords
 from offtop.kernel.accounting.eviction import Eviction
 from offtop.kernel.accounting.thread_table import ThreadTable
-from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
+from offtop.kernel.accounting.tick_deltas import LastRecords, TickDeltas
 from offtop.kernel.accounting.tick_records import NOT_SCANNED, NewThread
 from offtop.kernel.bpf import layout
 from offtop.model.values.moves import MOVE_FIELDS, Moves
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT
-from offtop.model.values.table import SITES, THREADS, Ints, integers, rows_at
+from offtop.model.values.table import SITES, Ints, integers, rows_at
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -32,6 +32,7 @@ from offtop.model.values.waits import (
     SWITCHED_OUT_NS,
     USER,
     WAKE,
+    thread_numbers,
 )
 from offtop.model.values.wake import NO_WAKE
 
@@ -222,18 +223,7 @@ class WaitsInProgress:
         self._eviction.release_stacks(read[read != NO_STACK], tick.before_ns)
         at = ~np.isin(kernel, [*PLACELESS])
         tick.add_sites(waits[at, : SITES.width], (shown_ns - moved_ns)[at], (ready_ns - moved_ready_ns)[at])
-        numbers = np.zeros((len(waits), THREADS.numbers), np.int64)
-        for name, values in (
-            ("offcpu_ns", shown_ns),
-            ("runqueue_ns", ready_ns),
-            ("preempted_ns", shown_ns * waits[:, PREEMPTED]),
-            ("short_ns", shown_ns * (kernel == SHORT)),
-            ("short_runqueue_ns", ready_ns * (kernel == SHORT)),
-            ("filtered_ns", shown_ns * (kernel == FILTERED)),
-            ("filtered_runqueue_ns", ready_ns * (kernel == FILTERED)),
-        ):
-            numbers[:, THREAD_COLUMN[name]] = values
-        return numbers
+        return thread_numbers(np.column_stack((waits[:, : SITES.width], shown_ns, ready_ns, waits[:, PREEMPTED])))
 
     def settle_as_shown(self, tick: TickDeltas, rows: Ints) -> None:
         """Settle the waits in progress of previous owners of a tid, or of written-off threads.

@@ -25,8 +25,9 @@ N = TypeVar("N", bound=np.generic)
 
 WAITS, TOTAL_NS, RUNQUEUE_NS, MAX_NS = 0, 1, 2, -1
 """Columns of `numbers`, the same for threads and sites; the last is the maximum, which is never added up."""
-RUNNING_NS = ThreadTotals._fields.index("running_ns")
-"""Column of threads."""
+THREAD_COLUMN = {name: column for column, name in enumerate(ThreadTotals._fields)}
+"""Field of ThreadTotals → its column in a thread's numbers."""
+RUNNING_NS = THREAD_COLUMN["running_ns"]
 
 _MIX = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD],

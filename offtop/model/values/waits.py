@@ -11,8 +11,9 @@ import numpy as np
 
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, Waiting
+from offtop.model.values.stack import FILTERED, SHORT
 from offtop.model.values.state import NEW
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, rows_at, thread_codes
+from offtop.model.values.table import SITES, THREAD_COLUMN, THREADS, Ints, Mask, integers, rows_at, thread_codes
 
 SWITCHED_OUT_NS, FROM_NS, READY_NS, PREEMPTED, SINCE_NS, BOUND, STATE, CALL = range(SITES.width, SITES.width + 8)
 """Columns after those of the site, in the order of Waiting. A call with unknown arguments is stored as -2 - call."""
@@ -21,6 +22,10 @@ ARGUMENTS = CALL + 1
 READ_USER = ARGUMENTS + 6
 FIELDS = READ_USER + 1
 KERNEL, USER, WAKE = range(2, 5)
+
+SoFar = Ints
+"""Rows of a site's ids, ns so far, how much of that was run queue, whether the thread was preempted."""
+SO_FAR_FIELDS = SITES.width + 3
 
 _WORD = (1 << 64) - 1
 _NO_ARGUMENTS = (0,) * 6
@@ -209,6 +214,32 @@ class Waits(Mapping[ThreadKey, Waiting]):
         own, rows = self._sorted
         at = np.minimum(np.searchsorted(own, codes), len(own) - 1)
         return np.where(own[at] == codes, rows[at], -1)
+
+
+def so_far_of(waits: Ints, at_ns: int) -> SoFar:
+    """Return the time so far of `waits`, which are rows of a WaitList."""
+    rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64, "F")
+    rows[:, : SITES.width] = waits[:, : SITES.width]
+    rows[:, SITES.width] = at_ns - waits[:, FROM_NS]
+    rows[:, SITES.width + 1], rows[:, SITES.width + 2] = waits[:, READY_NS], waits[:, PREEMPTED]
+    return rows
+
+
+def thread_numbers(so_far: SoFar) -> Ints:
+    """Return what the rows add to the totals of threads, a row each."""
+    kernel, (so_far_ns, ready_ns, preempted) = so_far[:, KERNEL], so_far[:, SITES.width :].T
+    numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
+    for name, values, where in (
+        ("offcpu_ns", so_far_ns, None),
+        ("runqueue_ns", ready_ns, None),
+        ("preempted_ns", so_far_ns, preempted != 0),
+        ("short_ns", so_far_ns, kernel == SHORT),
+        ("short_runqueue_ns", ready_ns, kernel == SHORT),
+        ("filtered_ns", so_far_ns, kernel == FILTERED),
+        ("filtered_runqueue_ns", ready_ns, kernel == FILTERED),
+    ):
+        numbers[:, THREAD_COLUMN[name]] = values if where is None else values * where
+    return numbers
 
 
 def changed(now: Mapping[ThreadKey, Waiting], before: Mapping[ThreadKey, Waiting]) -> Iterable[Waiting]:

@@ -58,10 +58,12 @@ from offtop.model.values.waits import (
     Holders,
     WaitList,
     Waits,
+    so_far_of,
+    thread_numbers,
 )
 from offtop.model.values.wake import NO_WAKE, Storm
 from offtop.model.values.within import NO_CALLS, Calls
-from offtop.model.windows.window import finished, site_numbers, so_far_of, thread_numbers
+from offtop.model.windows.window import finished, site_numbers
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -15,10 +15,11 @@ from offtop.model.values.moves import NO_MOVES
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import Machine, Sampling, SiteTotals, Snapshot, Waiting
 from offtop.model.values.table import NO_COUNTS, SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
+from offtop.model.values.waits import SO_FAR_FIELDS, thread_numbers
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS
 from offtop.model.windows.stuck import PastWait
-from offtop.model.windows.window import SO_FAR_FIELDS, Window, site_numbers, taken_back, thread_numbers
+from offtop.model.windows.window import Window, site_numbers, taken_back
 
 _NS_COLUMN = SITES.width
 

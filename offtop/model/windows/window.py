@@ -28,7 +28,7 @@ from offtop.model.values.snapshot import (
     ThreadTotals,
     Waiting,
 )
-from offtop.model.values.stack import FILTERED, NO_STACK, PLACELESS, SHORT
+from offtop.model.values.stack import NO_STACK, PLACELESS
 from offtop.model.values.table import (
     MAX_NS,
     NO_COUNTS,
@@ -54,11 +54,9 @@ from offtop.model.values.table import (
     table_of,
     thread_codes,
 )
-from offtop.model.values.waits import FROM_NS, PREEMPTED, READY_NS, Waits
+from offtop.model.values.waits import SO_FAR_FIELDS, SoFar, Waits, so_far_of, thread_numbers
 from offtop.model.values.wake import OFFCPU, Storm, level
 from offtop.model.values.within import NO_CALLS, Calls
-
-_THREAD_FIELDS = {name: number for number, name in enumerate(ThreadTotals._fields)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +259,6 @@ def _less(values: Ints, earlier: Ints, rows: Ints) -> Ints:
     return values
 
 
-SoFar = Ints
-"""Rows of a site's ids, ns so far, how much of that was run queue, whether the thread was preempted."""
-SO_FAR_FIELDS = SITES.width + 3
-
-
 def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: Ints) -> tuple[SiteKeys, SoFar, SoFar]:
     """Return the sites of waits that stayed blocked there for the whole window, and by how much other waits changed.
 
@@ -287,36 +280,10 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     return SiteKeys(rows_at(went_on[:, : SITES.width], is_still)), np.concatenate((new, others, others_before)), over
 
 
-def so_far_of(waits: Ints, at_ns: int) -> SoFar:
-    """Return the time so far of `waits`, which are rows of a WaitList."""
-    rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64, "F")
-    rows[:, : SITES.width] = waits[:, : SITES.width]
-    rows[:, SITES.width] = at_ns - waits[:, FROM_NS]
-    rows[:, SITES.width + 1], rows[:, SITES.width + 2] = waits[:, READY_NS], waits[:, PREEMPTED]
-    return rows
-
-
 def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
     """Return the wait as a SoFar row at `at_ns`, with its times negated."""
     site, _, from_ns, ready_ns, preempted = was[:5]
     return (*site, from_ns - at_ns, -ready_ns, preempted)
-
-
-def thread_numbers(so_far: SoFar) -> Ints:
-    """Return what the rows add to the totals of threads, a row each."""
-    kernel, (so_far_ns, ready_ns, preempted) = so_far[:, 2], so_far[:, SITES.width :].T
-    numbers = np.zeros((len(so_far), THREADS.numbers), np.int64)
-    for name, values, where in (
-        ("offcpu_ns", so_far_ns, None),
-        ("runqueue_ns", ready_ns, None),
-        ("preempted_ns", so_far_ns, preempted != 0),
-        ("short_ns", so_far_ns, kernel == SHORT),
-        ("short_runqueue_ns", ready_ns, kernel == SHORT),
-        ("filtered_ns", so_far_ns, kernel == FILTERED),
-        ("filtered_runqueue_ns", ready_ns, kernel == FILTERED),
-    ):
-        numbers[:, _THREAD_FIELDS[name]] = values if where is None else values * where
-    return numbers
 
 
 def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
