@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
-from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, raw_text
+from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, OwedTime, raw_text
 from offtop.kernel.accounting.lost_requests import Entry, LostRequests
 from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
 from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
@@ -62,8 +62,7 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         self._flags = flags
         self._in_progress: dict[int, _Request] = {}
         """By address."""
-        self._owed: dict[_Key, int] = {}
-        """Time that was shown of requests that BPF has not counted yet."""
+        self._owed = OwedTime[_Key]()
         self._comms: dict[int, str] = {}
         self._lost_requests = LostRequests(self._entries)
         self._busy_before = self._lost_requests.stats
@@ -76,7 +75,9 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
         self._add(completed)
         self._follow_requests(at_ns)
         for key in completed:
-            self._settle(key)
+            was = self._totals[key]
+            (outstanding_ns,) = self._owed.pay(key, was.outstanding_ns)
+            self._totals[key] = was._replace(outstanding_ns=outstanding_ns)
 
     def take(self, without: Collection[int]) -> DiskActivity:
         """Return what happened since the last call of this method, without the rows of these processes."""
@@ -136,7 +137,7 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
             so_far_ns = at_ns - start_ns
             was = before.pop(address, None)
             if was is not None and was.start_ns != start_ns:
-                self._owe(was)
+                self._owed.add(was.key, was.shown_ns)
                 was = None
             self._in_progress[address] = _Request(start_ns, key, so_far_ns)
             one = DiskTotals(
@@ -148,7 +149,7 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
             self._totals[key] = self._totals.get(key, NO_REQUESTS).beside(one)
             self._comms.setdefault(key.key.tid, raw_text(comm))
         for request in before.values():
-            self._owe(request)
+            self._owed.add(request.key, request.shown_ns)
         # BPF may count one of these as lost between the two reads. Until the next tick, the sum is too large then.
         self._lost = max(self._lost, len(self._lost_requests) + self.program.lost)
 
@@ -159,20 +160,6 @@ class DiskRequests(IoCounts[_Key, DiskKey, DiskTotals]):
                 start_ns, issued_ns, *_, raw, comm = value
                 entries[address] = Entry(start_ns, issued_ns, *self._key(KEY.unpack(raw)), comm)
         return entries
-
-    def _owe(self, request: _Request) -> None:
-        self._owed[request.key] = self._owed.get(request.key, 0) + request.shown_ns
-
-    def _settle(self, key: _Key) -> None:
-        """Subtract what is owed, but leave no total below zero: the rest is owed until the next tick."""
-        owed_ns = self._owed.pop(key, 0)
-        if not owed_ns:
-            return
-        was = self._totals[key]
-        paid_ns = min(owed_ns, was.outstanding_ns)
-        self._totals[key] = was._replace(outstanding_ns=was.outstanding_ns - paid_ns)
-        if paid_ns < owed_ns:
-            self._owed[key] = owed_ns - paid_ns
 
     def _key(self, raw: tuple[Any, ...]) -> _Key:
         worker, device, pid, tid, bits, _, is_selected = raw

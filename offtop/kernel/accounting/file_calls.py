@@ -11,7 +11,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, raw_text
+from offtop.kernel.accounting.io_counts import MOST_ROWS, MOST_STACKS, IoCounts, OwedTime, raw_text
 from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, REQUEST, TOTALS, FileProgram
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import of_rows
@@ -55,8 +55,8 @@ class FileCalls(IoCounts[FileKey, FileKey, FileTotals]):
         """By tid."""
         self._requests: dict[int, _Call] = {}
         """Requests to io_uring, by address."""
-        self._owed: dict[FileKey, tuple[int, int]] = {}
-        """Time in all, and off CPU, that was shown of calls that BPF has not counted yet."""
+        self._owed = OwedTime[FileKey]()
+        """Time in all, and off CPU."""
         self._names: OrderedDict[FileId, _Name] = OrderedDict()
         self._comms: dict[int, str] = {}
         self._at_ns = 0
@@ -72,7 +72,9 @@ class FileCalls(IoCounts[FileKey, FileKey, FileTotals]):
         self._follow_calls(at_ns)
         self._follow_requests(at_ns)
         for key in ended:
-            self._settle(key)
+            was = self._totals[key]
+            total_ns, off_cpu_ns = self._owed.pay(key, was.total_ns, was.off_cpu_ns)
+            self._totals[key] = was._replace(total_ns=total_ns, off_cpu_ns=off_cpu_ns)
 
     def take(self, without: Collection[int]) -> FileActivity:
         """Return what happened since the last call of this method, without these processes."""
@@ -159,19 +161,7 @@ class FileCalls(IoCounts[FileKey, FileKey, FileTotals]):
         self._add({call.key: FileTotals(total_ns=total_ns, off_cpu_ns=off_cpu_ns, now_ns=now_ns)})
 
     def _owe(self, call: _Call) -> None:
-        total_ns, off_cpu_ns = self._owed.get(call.key, (0, 0))
-        self._owed[call.key] = total_ns + call.shown_ns, off_cpu_ns + call.shown_off_cpu_ns
-
-    def _settle(self, key: FileKey) -> None:
-        """Subtract what is owed, but leave no total below zero: the rest is owed until the next tick."""
-        owed_ns, owed_off_cpu_ns = self._owed.pop(key, (0, 0))
-        if not owed_ns:
-            return
-        was = self._totals[key]
-        paid_ns, paid_off_cpu_ns = min(owed_ns, was.total_ns), min(owed_off_cpu_ns, was.off_cpu_ns)
-        self._totals[key] = was._replace(total_ns=was.total_ns - paid_ns, off_cpu_ns=was.off_cpu_ns - paid_off_cpu_ns)
-        if paid_ns < owed_ns:
-            self._owed[key] = owed_ns - paid_ns, owed_off_cpu_ns - paid_off_cpu_ns
+        self._owed.add(call.key, call.shown_ns, call.shown_off_cpu_ns)
 
     def _name(self, file: FileId) -> str:
         known, stored = self._names.get(file), self.program.maps["file_names"]

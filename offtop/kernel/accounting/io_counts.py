@@ -1,6 +1,7 @@
 """What counting file operations and counting requests to disks have in common."""
 
 from collections.abc import Callable, Mapping
+from operator import add, sub
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from offtop.kernel.bpf.io_program import IoProgram
@@ -12,6 +13,9 @@ MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
 MOST_STACKS = 1000
 """Of one snapshot, of its rows."""
+_MOST_OWED = 16_384
+"""Keys with owed time: as many as there can be requests in progress, which BPF counts within two ticks. Those that
+it had no room to count would stay for good."""
 
 
 class _Summable(Protocol):
@@ -57,6 +61,30 @@ class IoCounts(Generic[Key, Row, Totals]):
         stacks, self._stacks = self._stacks, {}
         lost, self._lost_before = self._lost - self._lost_before, self._lost
         return counted, stacks, lost
+
+
+class OwedTime(Generic[Key]):
+    """Time that was shown of calls or requests that BPF has not counted yet, as one or more numbers of ns by key."""
+
+    def __init__(self) -> None:
+        self._owed: dict[Key, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def add(self, key: Key, *shown_ns: int) -> None:
+        """Owe what was shown of one that has ended. If there are too many keys, forget the one that is owed longest."""
+        self._owed[key] = tuple(map(add, self._owed.pop(key, (0,) * len(shown_ns)), shown_ns))
+        if len(self._owed) > _MOST_OWED:
+            del self._owed[next(iter(self._owed))]
+
+    def pay(self, key: Key, *total_ns: int) -> tuple[int, ...]:
+        """Return the totals without what is owed, but none below zero: the rest is owed until the next tick."""
+        owed_ns = self._owed.pop(key, (0,) * len(total_ns))
+        paid_ns = tuple(map(min, owed_ns, total_ns))
+        if paid_ns[0] < owed_ns[0]:
+            self._owed[key] = tuple(map(sub, owed_ns, paid_ns))
+        return tuple(map(sub, total_ns, paid_ns))
 
 
 def raw_text(text: bytes) -> str:
