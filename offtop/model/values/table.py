@@ -443,12 +443,13 @@ class SiteKeys(Sequence[SiteKey]):
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_)
         if self._marks is None:
-            self._marks = _Marks(_marks_of(self.ids))
-        return self._marks.mask(_marks_of(ids))
+            self._marks = _Marks(hashes_of(self.ids))
+        return self._marks.mask(hashes_of(ids))
 
 
-def _marks_of(ids: Ints) -> NDArray[np.uint64]:
-    return ids.view(np.uint64) @ _MIX
+def hashes_of(ids: Ints) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each row, which has at most as many numbers as a site's."""
+    return ids.view(np.uint64) @ _MIX[: ids.shape[1]]
 
 
 class _Marks:

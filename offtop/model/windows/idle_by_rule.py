@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from offtop.model.values.table import Ints
+from offtop.model.values.table import Ints, hashes_of
 
 WHERE = [0, 2, 3]
 """Columns of sites' ids that the rules look at: process and stacks."""
@@ -22,7 +22,7 @@ class IdleByRule:
 
     def __init__(self, by_where: Mapping[Where, bool]) -> None:
         ids = np.array([*by_where], np.int64).reshape(-1, len(WHERE))
-        hashes = _hashes(ids)
+        hashes = hashes_of(ids)
         order = np.argsort(hashes)
         self.hashes: NDArray[np.uint64] = hashes[order]
         self.flags: Ints = np.array([1 if idle else -1 for idle in by_where.values()], np.int64)[order]
@@ -38,16 +38,9 @@ class IdleByRule:
         """
         if not len(self.hashes):
             return np.zeros(len(ids), np.int64)
-        hashes = _hashes(ids[:, WHERE])
+        hashes = hashes_of(ids[:, WHERE])
         at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
         return np.where(self.hashes[at] == hashes, self.flags[at], 0)
-
-
-_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
-
-
-def _hashes(ids: Ints) -> NDArray[np.uint64]:
-    return np.ascontiguousarray(ids).view(np.uint64) @ _MIX
 
 
 NOTHING_BY_RULE = IdleByRule({})
