@@ -6,7 +6,7 @@ suspect is accused of them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,9 +42,6 @@ from offtop.model.windows.window import Window
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
 PIPE, LOCK = "pipe", "lock"
 _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
-_KEEPS_WAITING = frozenset({SLEEP, STOPPED})
-"""States that are normal without work, but in which a thread answers no request."""
-_STOPPED = frozenset({STOPPED})
 _SITE = [KERNEL, USER, WAKE, 0]
 """Columns of breakdown.sites_of."""
 SATURATED = 0.9
@@ -252,30 +249,32 @@ class WaitsOfTick:
             return any(self.graph.nodes[one].state == STOPPED for one in own)
         if edge.via == ANSWER:
             is_away = self.graph.nodes[edge.target].state == AWAY  # so nobody here knows whether it looks idle
-            return edge.is_exact or is_away or self._is_at_work(edge.target, _KEEPS_WAITING)
-        return self._is_at_work(edge.target, _STOPPED)
+            return edge.is_exact or is_away or self._is_at_work(edge.target, has_request=True)
+        return self._is_at_work(edge.target, has_request=False)
 
     def _is_of_client(self, row: int) -> bool:
         """Return whether a thread waits on a connection that its process has accepted."""
         catalog = self.snapshot.catalog
         return catalog.peers_of(catalog.wake(int(self.waits.rows[row, WAKE])).object).is_client
 
-    def _is_at_work(self, node: int, normal_but: Collection[str]) -> bool:
+    def _is_at_work(self, node: int, has_request: bool) -> bool:
         """Return whether the process that may owe an answer does not look idle itself.
 
-        `normal_but`: states that are normal without work, but not for a process that has received a request.
+        `has_request`: it has received a request, so it is late if it sleeps, or if its CPUs are saturated.
         """
         threads = self.graph.edges.threads_of(node)
         if threads:
-            return any(self._is_at_work(thread, normal_but) for thread in threads)
+            return any(self._is_at_work(thread, has_request) for thread in threads)
         key, row, state, _ = self.graph.nodes[node]
         if state in (RUNS, RUN_QUEUE):
-            return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= SATURATED
+            return has_request and self.activity.busy(key)[1] >= SATURATED
         if state in (IDLE, UNMEASURED, AWAY):
             return False
         if row >= 0 and self.is_unclear[row]:
             return False
-        return state in normal_but or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
+        if state == STOPPED or (has_request and state == SLEEP):
+            return True
+        return state not in self._weights.normal and not (row >= 0 and self.idle[row])
 
     def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)
