@@ -20,6 +20,7 @@ from offtop.model.classify.causes import (
     Rule,
     RuleSource,
     Subject,
+    first_match,
     subject_of,
 )
 from offtop.model.classify.left_out import LeftOut, estimated_ns
@@ -308,8 +309,7 @@ class CauseFinder:
             self._unnamed.clear()
             self._rules_with_peer.clear()
         subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, catalog)
-        candidates = self._candidates_for(subject.category, kind.program)
-        found = next((rule for rule in candidates if rule.matches(subject)), None)
+        found = first_match(self._candidates_for(subject.category, kind.program), subject)
         if found and peer:
             found = self._rules_with_peer.setdefault((found.id, peer), found.at(peer))
         self._rule_by_kind[kind] = found

@@ -194,9 +194,6 @@ class Rules:
     services: Mapping[int, str] = field(default_factory=dict[int, str])
     """Port → usual service."""
 
-    def of(self, subject: Subject) -> Rule | None:
-        return next((rule for rule in self.among(subject.category, subject.program) if rule.matches(subject)), None)
-
     def among(self, category: str, program: str) -> tuple[Rule, ...]:
         """Return the rules that may match a wait of that category and program.
 
@@ -228,6 +225,11 @@ class Rules:
 
 
 NO_RULES = Rules()
+
+
+def first_match(candidates: Iterable[Rule], subject: Subject) -> Rule | None:
+    """Return the rule that applies. `candidates`: see Rules.among."""
+    return next((rule for rule in candidates if rule.matches(subject)), None)
 
 
 class RuleSource(Protocol):

@@ -11,7 +11,7 @@ from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories, causes
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most, without_keys
-from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, subject_of
+from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, first_match, subject_of
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import CLIENT, PEER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import SiteTotals, Snapshot
@@ -65,7 +65,7 @@ def cause_of(
     """Return the id of the rule that matches."""
     of_kernel = Stack(tuple(Frame(KERNEL, 0, name) for name in kernel), 0, category)
     subject = subject_of(of_kernel, Stack(frames(*functions)), FixedNames(), program, what)
-    rule = PACKAGED.of(subject)
+    rule = first_match(PACKAGED.among(category, program), subject)
     return rule.id if rule else ""
 
 
@@ -245,7 +245,8 @@ def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, hold
         assert parsed(rule) == Rules()
         return
     rules = parsed(f'[names]\nsome = ["a", "b"]\n[[rule]]\n{RULE}{rule}\n')
-    assert (rules.of(subject) is not None) is holds
+    found = first_match(rules.among(subject.category, subject.program), subject)
+    assert (found is not None) is holds
 
 
 @pytest.mark.parametrize(
