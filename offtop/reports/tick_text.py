@@ -12,7 +12,7 @@ from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, gone_texts
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.cause_finder import CauseFinder, most
-from offtop.model.classify.left_out import left_out_in
+from offtop.model.classify.left_out import left_out_in, likely_idle
 from offtop.model.classify.suspect import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
@@ -173,10 +173,13 @@ def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterabl
     catalog = tick.unfiltered.window.catalog
     left_out = left_out_in([tick.unfiltered])
     with_idle = by_site(tick.shares, wanted.scope._replace(idle=True)) if left_out else None
-    causes = cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, with_idle, left_out)
-    diagnosis = most(causes, tick.unfiltered.span_ns)
+    sites, span_ns = by_site(tick.shares, wanted.scope), tick.unfiltered.span_ns
+    causes = cause_finder.rules_of(sites, catalog, with_idle, left_out)
+    diagnosis = most(causes, span_ns)
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
+    if left_out and with_idle and (idle := likely_idle(sites, with_idle, left_out, span_ns)):
+        yield f"{idle} (they count as short; a larger --cpu-budget takes more stacks)"
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:

@@ -12,6 +12,7 @@ from offtop.model.values.stack import FIRST_STACK, SHORT
 from offtop.model.windows import breakdown
 from offtop.model.windows.breakdown import PartTuple
 from offtop.model.windows.history import HistoryTick
+from offtop.units import average, threads
 
 _FEWEST_SAMPLES = 5
 _Table = Mapping[tuple[int, ...], PartTuple]
@@ -50,6 +51,23 @@ def estimated_ns(table: _Table, with_idle: _Table, left_out: LeftOut) -> dict[tu
     """Return how much time of waits without a stack was probably at each row of a table by site (breakdown.by_site).
 
     `with_idle`: the same table with idle waits. Short waits may have been idle, too, but are never called so.
+    """
+    return {row: ns for row, ns in _estimated_ns(table, with_idle, left_out).items() if row in table}
+
+
+def likely_idle(table: _Table, with_idle: _Table, left_out: LeftOut, span_ns: int) -> str:
+    """Return a clause about waits without a stack that were probably idle, if they are half of the time in the table.
+
+    The arguments are those of `estimated_ns`.
+    """
+    idle_ns = sum(ns for row, ns in _estimated_ns(table, with_idle, left_out).items() if row not in table)
+    if 2 * idle_ns < sum(part[1] for part in table.values()) or average(idle_ns, span_ns) < 1:
+        return ""
+    return f"about {threads(average(idle_ns, span_ns))} wait without a stack, and are likely idle"
+
+
+def _estimated_ns(table: _Table, with_idle: _Table, left_out: LeftOut) -> dict[tuple[int, ...], int]:
+    """Return the same for all rows of `with_idle`.
 
     Of a process with n short waits of s ns in all, and samples of L ns on average, so many have no stack that n waits
     take s ns: (s - n * below) / (L - below), each L ns long. All together take at most as long as the waits
@@ -76,7 +94,7 @@ def estimated_ns(table: _Table, with_idle: _Table, left_out: LeftOut) -> dict[tu
         left_out_ns = min(ns, above_ns * sampled_ns / (sampled_ns - sampled * left_out.below_ns))
         found.update((row, left_out_ns * total_ns / sampled_ns) for row, _, total_ns in some)
     most = min(1.0, left_out.waits_ns / max(1.0, sum(found.values())))
-    return {row: round(ns * most) for row, ns in found.items() if row in table}
+    return {row: round(ns * most) for row, ns in found.items()}
 
 
 def _shorter(part: PartTuple, than_ns: int) -> tuple[int, int]:

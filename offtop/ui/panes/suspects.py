@@ -93,7 +93,7 @@ def without_suspects(causes: CausesPicture, common: Common) -> str:
     """Return the line in place of suspects: what most threads wait for, if on average one thread or more does."""
     cause = most(causes.shares, common.span_ns)
     if cause is None or average(cause.total_ns, common.span_ns) < 1:
-        return NOTHING
+        return f"{NOTHING}; {causes.likely_idle}" if causes.likely_idle else NOTHING
     return f"nobody is known to hold up many; {cause.in_short(common.catalog, common.view.pid is None)}"
 
 

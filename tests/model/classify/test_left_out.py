@@ -2,7 +2,7 @@
 
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.classify.causes import WITHOUT_RULES
-from offtop.model.classify.left_out import LeftOut, estimated_ns, left_out_in
+from offtop.model.classify.left_out import LeftOut, estimated_ns, left_out_in, likely_idle
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Cost, Filters, Thinned, ThreadTotals
@@ -49,6 +49,13 @@ def test_waits_in_progress_at_a_stack_are_no_samples() -> None:
 def test_idle_waits_without_a_stack_count_at_no_cause() -> None:
     table = {(SHORT, 0, NO_WAKE, 7): part(800, 5 * MS), GIL: part(10, 5 * MS)}
     assert estimated_ns(table, {**table, JOIN: part(30, 5 * MS)}, LEFT_OUT) == {GIL: 1000 * MS}
+
+
+def test_idle_waits_without_a_stack_are_told_if_they_are_half_of_the_time() -> None:
+    table = {(SHORT, 0, NO_WAKE, 7): part(800, 5 * MS), GIL: part(10, 5 * MS)}
+    for samples, says in ((30, "about 3.00 wait without a stack, and are likely idle"), (8, "")):
+        with_idle = {**table, JOIN: part(samples, 5 * MS)}
+        assert likely_idle(table, with_idle, LEFT_OUT._replace(below_ns=0), 1000 * MS) == says
 
 
 def test_no_more_time_is_estimated_than_was_left_out() -> None:
