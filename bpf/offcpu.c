@@ -342,12 +342,10 @@ static __always_inline void switch_in(void *ctx, struct config *c, struct record
 		e->runqueue_ns = woken_ns < switched_out_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
 #else
 		u64 runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
-		if (r->run_delay_ns == UNKNOWN_DELAY) {
-			count_lost(LOST_WAKINGS);
+		if (r->run_delay_ns == UNKNOWN_DELAY)
 			e->runqueue_ns = 0;
-		} else if (runqueue_ns < off_ns) {
+		else if (runqueue_ns < off_ns)
 			e->runqueue_ns = runqueue_ns;
-		}
 #endif
 	} else {
 		r->burst.last_ns += off_ns;
