@@ -3,7 +3,7 @@
 A file and a stream hold the same rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +16,20 @@ from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import FileActivity
 from offtop.model.values.io_stacks import ids_of
 from offtop.model.values.moves import Moves
+from offtop.model.values.outlier import Outlier
 from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
 from offtop.model.values.stack import FIRST_STACK, Frame, Stack, nameless
 from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
+from offtop.model.windows.window import with_maxima_of
 from offtop.recording import disk_rows, file_format, file_rows, outlier_rows, stack_rows, tick_rows
 from offtop.units import NS_PER_S
 
 WHOLE_NS = 60 * NS_PER_S
 """Time between two ticks that also hold the whole snapshot."""
+_MOST_OUTLIERS = 1_000
+"""Most outliers of skipped ticks that are kept: a tick has at most 500, and a stream takes 5,000 with one tick."""
 Rows = Sequence[tuple[Any, ...]]
 
 
@@ -86,12 +90,22 @@ class TickEncoder:
         """Sum of the file operations of the skipped ticks: a slow disk must not make memory grow."""
         self._disks: DiskActivity | None = None
         """Sum of the requests to disks of the skipped ticks."""
+        self._outliers: list[Outlier] = []
+        """The newest outliers of the skipped ticks."""
+        self._lost_outliers = 0
+        """Number of outliers of skipped ticks for which there was no room."""
+        self._maxima: Snapshot | None = None
+        """The last skipped tick, with the maxima of all skipped ones."""
         self.skipped = 0
         """Number of skipped ticks; the next tick holds their sums."""
 
     def skip(self, snapshot: Snapshot) -> None:
-        """Leave out a tick; the next one that is encoded holds the sums of both."""
+        """Leave out a tick; the next one that is encoded holds the sums of both, and their maxima and outliers."""
         self.skipped += 1
+        outliers = [*self._outliers, *snapshot.outliers]
+        self._lost_outliers += max(0, len(outliers) - _MOST_OUTLIERS)
+        self._outliers = outliers[-_MOST_OUTLIERS:]
+        self._maxima = self._with_skipped_maxima(snapshot)
         self._moves += self._moves_of_written_waits(snapshot)
         self._files = files.added([self._files, snapshot.files])
         self._disks = disks.added([self._disks, snapshot.disks])
@@ -100,8 +114,9 @@ class TickEncoder:
         """Return the rows of the next tick. The cost follows what changed since the one before."""
         before, self._before = self._before, snapshot
         self.number += 1
+        snapshot, self._maxima = self._with_skipped_maxima(snapshot), None
         if self.skipped:
-            snapshot = replace(snapshot, lost={**snapshot.lost, "unrecorded": self.skipped})
+            snapshot = replace(snapshot, lost=self._lost(snapshot))
         one = change(before, snapshot, [*self._moves, *snapshot.moves])
         self._moves.clear()
         is_whole = before is not NOTHING and snapshot.at_ns - self._whole_at_ns >= self._whole_ns
@@ -116,14 +131,18 @@ class TickEncoder:
             entry = self._whole_entry(whole, snapshot.catalog)
             used = self._forget_unused(self._stacks_of(whole))
             whole_blob = tick_rows.encode(entry)
-        waits = [one.wait.site for one in snapshot.outliers if one.wait]
-        of_waits = {site.kernel for site in waits} | {site.user for site in waits}
-        of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
+        outliers = [*self._outliers, *snapshot.outliers]
+        waits = [(one.wait.site, one.catalog) for one in outliers if one.wait]
+        of_waits = {number for site, _ in waits for number in (site.kernel, site.user)}
+        of_waits.update(*(catalog.wake(site.wake).stacks for site, catalog in waits))
+        of_skipped = {number: stack for one in self._outliers for number, stack in one.catalog.stacks.items()}
+        self._outliers = []
         of_files = files.added([self._files, snapshot.files])
         of_disks = disks.added([self._disks, snapshot.disks])
         self._files = self._disks = None
         of_io = ids_of([*(of_files.stacks if of_files else ()), *(of_disks.stacks if of_disks else ())])
-        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits | of_io, snapshot.catalog)
+        known = {**of_skipped, **snapshot.catalog.stacks} if of_skipped else snapshot.catalog.stacks
+        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits | of_io, known)
         return TickRows(
             (self.number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
@@ -131,10 +150,19 @@ class TickEncoder:
             self.names(is_whole),
             used,
             guessed,
-            [(self.number, outlier_rows.encode(one)) for one in snapshot.outliers],
+            [(self.number, outlier_rows.encode(one)) for one in outliers],
             [(self.number, file_rows.encode(of_files))] if of_files else [],
             [(self.number, disk_rows.encode(of_disks))] if of_disks else [],
         )
+
+    def _with_skipped_maxima(self, snapshot: Snapshot) -> Snapshot:
+        return with_maxima_of(self._maxima, snapshot) if self._maxima else snapshot
+
+    def _lost(self, snapshot: Snapshot) -> Mapping[str, int]:
+        """Return what was lost, with the ticks that were skipped and those of their outliers that were not kept."""
+        lost = {**snapshot.lost, "unrecorded": self.skipped}
+        outliers = lost.get("outliers", 0) + self._lost_outliers
+        return {**lost, "outliers": outliers} if outliers else lost
 
     def _moves_of_written_waits(self, snapshot: Snapshot) -> Iterable[Move]:
         """Return the moves of waits that began before the last written tick: it holds their time at the old site."""
@@ -217,7 +245,7 @@ class TickEncoder:
         """Return the ids of the stacks in a change and in its wakes."""
         return one.stacks.union(*(self._wake_stacks.get(number, ()) for number in one.wakes))
 
-    def _stacks_in(self, ids: set[int], catalog: Catalog) -> tuple[Rows, Rows, Rows]:
+    def _stacks_in(self, ids: set[int], known: Mapping[int, Stack]) -> tuple[Rows, Rows, Rows]:
         """Return the rows that the file lacks: frames, stacks, and the binaries that were unwound by guessing."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
@@ -226,7 +254,7 @@ class TickEncoder:
         for number in ids:
             if number < FIRST_STACK or number in self._stacks:
                 continue
-            stack = catalog.stacks.get(number)
+            stack = known.get(number)
             if stack is None:
                 continue
             numbers = self._stacks[number] = tuple(self._frame(frame, frames) for frame in stack.frames)

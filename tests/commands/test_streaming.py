@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +26,7 @@ from offtop.person import person
 from offtop.recording import stream, tick_rows
 from offtop.recording.stream_writer import StreamWriter
 from offtop.units import NS_PER_S
+from tests.recording.test_outliers import outlier
 from tests.recording.test_stream import Streamed
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import CATEGORIES
@@ -162,7 +164,7 @@ def test_a_slow_connection_gets_sums(pipe: tuple[int, int]) -> None:
     os.set_blocking(filler, True)
     os.close(filler)
     for second in range(10):
-        writer.add(source.after(second))
+        writer.add(replace(source.after(second), outliers=[outlier()] if second == 9 else []))
         time.sleep(0.02)
     skipped = writer._encoder.skipped  # pyright: ignore[reportPrivateUsage]
     assert skipped >= 6
@@ -176,6 +178,7 @@ def test_a_slow_connection_gets_sums(pipe: tuple[int, int]) -> None:
     last = Streamed(stream.first_line() + b"".join(found).lstrip(b"\n")).every[-1]
     assert last.lost == {"unrecorded": skipped}
     assert {**last.sites} == {**source.after(10).sites}
+    assert [one.comm for one in last.outliers] == [outlier().comm]
 
 
 def test_a_reader_that_goes_is_noticed_between_ticks(pipe: tuple[int, int], tmp_path: Path) -> None:

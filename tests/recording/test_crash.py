@@ -9,15 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from offtop.model.values.catalog import Catalog
+from offtop.model.values.outlier import Outlier
+from offtop.model.windows.window import between
 from offtop.person import person
+from offtop.recording import tick_encoder
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
+from tests.recording.test_outliers import LOCK, outlier
 from tests.recording.test_recording import in_json
 from tests.ui.scripted import SHOP, ScriptedSource
 
@@ -154,6 +160,13 @@ def test_disk_that_becomes_read_only_ends_a_recording(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
+def with_own_stack(one: Outlier, kernel: int) -> Outlier:
+    """Return an outlier with a kernel stack that only its own catalog still has."""
+    assert one.wait
+    catalog = Catalog(stacks={**one.catalog.stacks, kernel: LOCK}, wakes=one.catalog.wakes)
+    return one._replace(wait=one.wait._replace(site=one.wait.site._replace(kernel=kernel)), catalog=catalog)
+
+
 def test_ticks_skipped_by_a_slow_disk_are_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, source = tmp_path / "it.offtop", ScriptedSource(SHOP, ticks=300)
     recorder = Recorder(path, source, person(), leave_bytes=0)
@@ -161,6 +174,7 @@ def test_ticks_skipped_by_a_slow_disk_are_in_the_next_one(tmp_path: Path, monkey
     while recorder._queue:  # pyright: ignore[reportPrivateUsage]
         time.sleep(0.001)
     write = Recorder._write  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(tick_encoder, "_MOST_OUTLIERS", 10)
 
     answers = threading.Event()
 
@@ -170,7 +184,13 @@ def test_ticks_skipped_by_a_slow_disk_are_in_the_next_one(tmp_path: Path, monkey
 
     monkeypatch.setattr(Recorder, "_write", slow)
     for second in range(1, 200):
-        recorder.add(source.after(second))
+        one = source.after(second)
+        if second == 160:
+            sites = {key: totals._replace(max_ns=5 * NS_PER_S) for key, totals in one.sites.items()}
+            one = replace(one, sites=sites)
+        if second >= 150:
+            one = replace(one, outliers=[with_own_stack(outlier(), kernel=second)])
+        recorder.add(one)
     monkeypatch.undo()
     answers.set()
     while recorder._queue:  # pyright: ignore[reportPrivateUsage]
@@ -178,6 +198,15 @@ def test_ticks_skipped_by_a_slow_disk_are_in_the_next_one(tmp_path: Path, monkey
     recorder.add(source.after(200))
     assert f"({recorder.skipped} skipped: the disk was too slow)" in recorder.close()
     assert recorder.skipped > 50
+    recording = RecordedSource(path)
+    assert [one.wait and one.wait.site.kernel for one in recording.outliers()] == [*range(190, 200)]
+    assert all(one.catalog.stack(one.wait.site.kernel) == LOCK for one in recording.outliers() if one.wait)
+    snapshots = [*iter(recording.read, None)]
+    assert [len(one.outliers) for one in snapshots] == [0] * (len(snapshots) - 1) + [10]
+    assert {totals.max_ns for totals in between(snapshots[-2], snapshots[-1]).sites.values() if totals.waits} == {
+        5 * NS_PER_S
+    }
     played = in_json(RecordedSource(path))
-    assert [tick["lost"] for tick in played if tick["lost"]] == [{"unrecorded": recorder.skipped}]
+    lost = {"unrecorded": recorder.skipped, "outliers": 40}
+    assert [tick["lost"] for tick in played if tick["lost"]] == [lost]
     assert sum(int(str(tick["span_ns"])) for tick in played) == 200 * NS_PER_S

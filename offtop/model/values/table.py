@@ -161,7 +161,17 @@ class Table(Mapping[K, V]):
         """Return a copy with other maxima, one for each row."""
         numbers = self.numbers.copy()
         numbers[:, MAX_NS] = longest_ns
-        return Table(self.kind, self.ids, numbers, coded=self.coded, present=self.present)
+        return Table(
+            self.kind,
+            self.ids,
+            numbers,
+            coded=self.coded,
+            present=self.present,
+            longest_ns=self.longest_ns,
+            lineage=self.lineage,
+            serials=self.serials,
+            changes=self.changes,
+        )
 
 
 class _Items(ItemsView[K, V]):

@@ -160,6 +160,38 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
     )
 
 
+def with_maxima_of(earlier: Snapshot, later: Snapshot) -> Snapshot:
+    """Return `later` with the maxima of both: those of `earlier`, a snapshot of the same source, restarted after it."""
+    storms, sampling = earlier.storms, later.sampling
+    if sampling and earlier.sampling:
+        sampling = sampling._replace(longest_ns=max(sampling.longest_ns, earlier.sampling.longest_ns))
+    return replace(
+        later,
+        threads=_with_maxima(THREADS, earlier.threads, later.threads),
+        sites=_with_maxima(SITES, earlier.sites, later.sites),
+        storms={
+            wake: now._replace(largest=max(now.largest, storms.get(wake, now).largest))
+            for wake, now in later.storms.items()
+        },
+        calls=later.calls._replace(max_ns=max(later.calls.max_ns, earlier.calls.max_ns)),
+        sampling=sampling,
+    )
+
+
+def _with_maxima(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> Table[K, V]:
+    """Return `later` with the maxima of both; that of a key evicted since `earlier` counts for EXITED."""
+    a, b = table_of(kind, earlier), table_of(kind, later)
+    before, is_evicted = _rows_before(a, b)
+    maxima, there = b.numbers[:, MAX_NS].copy(), before >= 0
+    maxima[there] = np.maximum(maxima[there], a.numbers[before[there], MAX_NS])
+    exited = {tuple(b.ids[row].tolist()): row for row in np.flatnonzero(b.present & (b.ids[:, 1] == EXITED.tid))}
+    rows = np.flatnonzero(is_evicted & (a.numbers[:, MAX_NS] > 0))
+    for key, longest_ns in zip(of_exited(a.ids[rows]).tolist(), a.numbers[rows, MAX_NS].tolist(), strict=True):
+        if (row := exited.get(tuple(key))) is not None:
+            maxima[row] = max(maxima[row], longest_ns)
+    return b.with_maxima(maxima)
+
+
 def _storms(earlier: Mapping[int, Storm], later: Mapping[int, Storm]) -> dict[int, Storm]:
     found: dict[int, Storm] = {}
     for waker, now in later.items():

@@ -4,16 +4,27 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate.steps import places
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.moves import Moves
-from offtop.model.values.snapshot import Machine, SiteTotals, Snapshot, ThreadTotals, Waiting
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import (
+    EXITED,
+    Machine,
+    Sampling,
+    SiteTotals,
+    Snapshot,
+    ThreadTotals,
+    Waiting,
+)
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, SiteKeys, integers
-from offtop.model.values.wake import NO_WAKE, OFFCPU
+from offtop.model.values.table import NO_COUNTS, SITES, THREADS, SiteKeys, integers, of_exited
+from offtop.model.values.wake import NO_WAKE, OFFCPU, Storm
+from offtop.model.values.within import Calls
 from offtop.model.windows.breakdown import (
     FILTERED,
     RUN_QUEUE,
@@ -32,7 +43,7 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.window import Window, between, machine_over, merge, moved_only
+from offtop.model.windows.window import Window, between, machine_over, merge, moved_only, with_maxima_of
 from tests.model.world import BOOK, CATEGORIES, IDLE, PIDS, Step, snapshots, stretches
 
 OF_SLEEPERS = partial(places, mode=OFFCPU)
@@ -259,6 +270,41 @@ def test_place_of_a_process_is_where_its_threads_wait_most_together() -> None:
         ThreadKey(11, 1): SiteKey(11, 1, pipe, 20),
         ThreadKey(11, 3): SiteKey(11, 3, lock, 22),
     }
+
+
+def waits_of_threads(running: Running[ThreadKey, ThreadTotals], longest_ns: dict[int, int]) -> Snapshot:
+    """Return the snapshot of a tick in which each thread had a wait of that length."""
+    running.begin_tick()
+    numbers = integers([(1, ns, *(0,) * (THREADS.numbers - 3), ns) for ns in longest_ns.values()], THREADS.numbers)
+    running.add(integers([(7, tid) for tid in longest_ns], 2), numbers, NO_COUNTS, 1)
+    return Snapshot(0, 1, running.frozen())
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_maxima_of_a_tick_that_is_left_out_are_in_the_next_one(as_dict: bool) -> None:
+    running = Running(THREADS)
+    taken = [waits_of_threads(running, longest_ns) for longest_ns in ({1: 10}, {1: 50, 2: 90, 3: 5}, {1: 20, 3: 8})]
+    evicted = integers([(7, 2)], 2)
+    running.move(evicted, of_exited(evicted))
+    taken.append(waits_of_threads(running, {4: 3}))
+    if as_dict:
+        taken = [replace(one, threads=dict(one.threads)) for one in taken]
+    first, *left_out, last = taken
+    both = with_maxima_of(with_maxima_of(*left_out), last)
+    expected = {ThreadKey(7, 1): 50, ThreadKey(7, 3): 8, EXITED: 90, ThreadKey(7, 4): 3}
+    assert {key: totals.max_ns for key, totals in both.threads.items()} == expected
+    assert {key: totals.max_ns for key, totals in between(first, both).threads.items()} == expected
+    assert thread_sums(between(first, both)) == thread_sums(between(first, last))
+
+
+def test_maxima_that_are_not_of_waits_are_in_the_next_tick_too() -> None:
+    storms = {9: Storm(1, 30, 0, 30)}
+    left_out = Snapshot(0, 1, storms=storms, calls=Calls(max_ns=7), sampling=Sampling(3, longest_ns=5))
+    last = Snapshot(0, 2, storms={9: Storm(1, 30), 8: Storm(1, 4, 0, 4)}, calls=Calls(max_ns=2), sampling=Sampling(4))
+    both = with_maxima_of(left_out, last)
+    assert both.storms == {9: Storm(1, 30, 0, 30), 8: Storm(1, 4, 0, 4)}
+    assert (both.calls, both.sampling) == (Calls(max_ns=7), Sampling(4, longest_ns=5))
+    assert with_maxima_of(replace(last, sampling=None), left_out).sampling == left_out.sampling
 
 
 def test_machine_time_is_known_only_if_each_window_has_it() -> None:
