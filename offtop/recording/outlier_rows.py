@@ -20,6 +20,8 @@ _LEVEL = 4
 _MOST_TEXT = 300
 MOST_BYTES = 64 << 10
 """Largest outlier, compressed or not."""
+_MOST_NAMES = 100
+"""Most threads, processes and wakes that an outlier names: it has the thread that waited, and its wakers."""
 _OUTLIER, _WAIT = 12, 11
 """Number of values of an outlier and of its wait."""
 
@@ -52,15 +54,21 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     rule, metric, category, program = map(_text, texts)
     if metric not in METRICS:
         raise ValueError("an outlier has an unknown metric")
+    if any(
+        len(checked.array(fields.get(name, []))) > _MOST_NAMES for name in ("comms", "processes", "wakers", "wakes")
+    ):
+        raise ValueError("an outlier names too much")
     catalog = Catalog(
         comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _arrays(fields, "comms", 3)},
         processes={checked.identity(pid): _text(name) for pid, name in _arrays(fields, "processes", 2)},
     )
-    catalog.wakes.update(wake_rows.decode_wakes(fields))
+    wakes = wake_rows.decode_wakes(fields)
     found = fields.get("wait")
     wait = None if found is None else _wait(checked.array(found, _WAIT), program)
     if wait:
         wait = wait._replace(began_earlier=fields.get("began_earlier") is True)
+        if wake := wakes.get(wait.site.wake):
+            catalog.wakes[wait.site.wake] = wake
         for number in {wait.site.kernel, wait.site.user, *catalog.wake(wait.site.wake).stacks}:
             if number >= FIRST_STACK:
                 catalog.stacks[number] = stack_of(number)

@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import stat
 from collections.abc import Collection, Generator, Mapping
+from functools import cache
 from pathlib import Path
 
 from offtop.errors import OfftopError
@@ -19,6 +20,8 @@ from offtop.recording.database import Database
 _MOST_TABLES = 100
 _MOST_ABOUT, _MOST_NAMELESS = 100, 20_000
 _MOST_OUTLIERS = 5_000
+_MOST_REFERENCES = 1 << 19
+"""Most frames in all stacks of outliers: opening a file reads all of these."""
 _MOST_FRAMES = 200_000
 """Most frames kept in memory."""
 _MOST_TEXT, _SHORT_NAME = 64 << 20, 64
@@ -42,6 +45,8 @@ class Recording:
         """File → why its functions have no names."""
         self.version = 0
         """Implements Names.version: constant, since all names are known from the start."""
+        self._references = 0
+        """How many frames the stacks of outliers have."""
         self.damaged = 0
         """Number of ticks and stacks that could not be read."""
         self.lists: Collection[str] = ()
@@ -147,21 +152,33 @@ class Recording:
             return EMPTY
 
     def outliers(self) -> list[tuple[int, Outlier]]:
-        """Return (number of the tick that reported it, outlier), oldest first."""
+        """Return (number of the tick that reported it, outlier), oldest first.
+
+        Beyond _MOST_REFERENCES frames, stacks are empty and count as damaged; those of the newest outliers come first.
+        """
         if not self._has_outliers:
             return []
         blob_or_null = f"CASE WHEN length(outlier) <= {outlier_rows.MOST_BYTES} THEN outlier END"
         query = f"SELECT number, {blob_or_null} FROM outliers ORDER BY rowid DESC"
         found: list[tuple[int, Outlier]] = []
+        stack_of = cache(self._outlier_stack)
         try:
             for number, blob in self._database.rows(query, most=_MOST_OUTLIERS):
                 try:
-                    found.append((checked.integer(number), outlier_rows.decode(blob, self.stack)))
+                    found.append((checked.integer(number), outlier_rows.decode(blob, stack_of)))
                 except ValueError:
                     self.damaged += 1
         except ValueError:
             self.damaged += 1
         return found[::-1]
+
+    def _outlier_stack(self, number: int) -> Stack:
+        if self._references > _MOST_REFERENCES:
+            self.damaged += 1
+            return EMPTY
+        found = self.stack(number)
+        self._references += 1 + len(found.frames)
+        return found
 
     def files(self, number: int) -> FileActivity | None:
         """Return the file operations of a tick; None if they were not counted, or cannot be read."""

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from offtop.errors import OfftopError
 from offtop.model.values import columns
+from offtop.model.values.outlier import LongWait
+from offtop.model.values.stack import NO_STACK, STACK_LOST, Stack
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
 from offtop.recording import reader, stack_rows, tick_rows
@@ -27,9 +29,10 @@ from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.wanted import Wanted
 from tests.conftest import EXAMPLES
+from tests.recording.test_outliers import outlier
 from tests.recording.test_recording import in_json, recorded
 from tests.recording.test_report import written
-from tests.ui.scripted import STUCK, ScriptedSource
+from tests.ui.scripted import SHOP, STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
@@ -175,6 +178,38 @@ def test_large_outlier_is_damaged_and_not_read(tmp_path: Path, whole: bytes) -> 
     assert first
     assert first.lost["damaged"] == 1
     assert most_bytes < 20_000_000
+
+
+def test_stacks_of_outliers_are_read_once_and_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ScriptedSource(SHOP, ticks=1)
+    snapshot = source.after(1)
+    some = [
+        outlier()._replace(wait=LongWait(site, 5, 7), catalog=snapshot.catalog)
+        for site in snapshot.sites
+        if site.user != NO_STACK
+    ]
+    recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
+    recorder.add(replace(snapshot, outliers=some * 50))
+    recorder.close()
+    stacks = {number for site in snapshot.sites for number in (site.kernel, site.user)}
+    read: list[int] = []
+    stack_of = reader.Recording.stack
+
+    def stack(recording: reader.Recording, number: int) -> Stack:
+        read.append(number)
+        return stack_of(recording, number)
+
+    monkeypatch.setattr(reader.Recording, "stack", stack)
+    for most, numbers in ((1 << 19, len(stacks)), (0, 1)):
+        monkeypatch.setattr(reader, "_MOST_REFERENCES", most)
+        read.clear()
+        with closing(RecordedSource(tmp_path / "it")) as played:
+            found, damaged = played.outliers(), played.names.damaged
+        assert len(found) == 50 * len(some)
+        assert len(read) == len({*read}) == numbers
+        known = {number for one in found for number, stack in one.catalog.stacks.items() if stack.frames}
+        assert known <= {*read} | {STACK_LOST}
+        assert damaged == len(stacks) - numbers
 
 
 def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:

@@ -83,6 +83,9 @@ def with_value(where: str, index: int, value: object) -> bytes:
         changed(io=["file", "x" * 301]),
         changed(comms=[[1]]),
         changed(wakers=[]),
+        changed(comms=[[1, number, ""] for number in range(101)]),
+        changed(processes=[[number, ""] for number in range(101)]),
+        changed(wakes=[[FIRST_WAKE + number, 0, "", "", 0, WHOLE] for number in range(101)]),
         with_value("outlier", 0, -1),
         with_value("outlier", 2, "x" * 301),
         with_value("outlier", 3, "luck"),
@@ -96,6 +99,12 @@ def with_value(where: str, index: int, value: object) -> bytes:
 def test_impossible_outlier_is_refused(blob: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         outlier_rows.decode(blob, lambda _: LOCK)
+
+
+def test_outlier_has_only_the_wake_that_it_refers_to() -> None:
+    wakes = [[FIRST_WAKE + number, 0, "", "", 0, WHOLE] for number in range(100)]
+    again = outlier_rows.decode(changed(wakes=wakes, ends=[]), lambda _: LOCK)
+    assert {number for number in again.catalog.wakes if number >= FIRST_WAKE} == {FIRST_WAKE}
 
 
 def recorded(path: Path, category: str = "lock") -> None:
