@@ -30,6 +30,11 @@ from offtop.units import NS_PER_S, count, duration
 
 _BEFORE_NS = 300 * NS_PER_S
 """How much of the time before the target of a seek is read, too: the length of the timeline."""
+MOST_TOTALS = 1 << 20
+"""Most totals of threads and sites, waits in progress, and names of what they wait for: a host with 100,000 threads has
+fewer than half as many."""
+_MOST_TEXT = 16 << 20
+"""Most characters of titles, and of names of what threads wait for, at one time: a source has at most half as many."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
 """Longest pause between two ticks: a replay shortens longer gaps (suspend, nothing recorded)."""
 
@@ -134,7 +139,7 @@ class RecordedSource:
                 wait_ns = self._wait_ns(entry)
                 if entry is not None and wait_ns == 0:
                     snapshot = self._snapshot_of(entry)
-                    if entry[0] >= self._from_number:
+                    if snapshot and entry[0] >= self._from_number:
                         return snapshot
                     continue
                 self._changed.wait(None if wait_ns is None else wait_ns / NS_PER_S)
@@ -280,11 +285,19 @@ class RecordedSource:
         apart_ns = min(_LONGEST_PAUSE_NS, max(0, change.at_ns - self._last.at_ns))
         return max(0, self._read_ns + round(apart_ns / self._speed) - monotonic_ns())
 
-    def _snapshot_of(self, numbered: tuple[int, Entry]) -> Snapshot:
+    def _snapshot_of(self, numbered: tuple[int, Entry]) -> Snapshot | None:
+        """Return the snapshot after a tick, or None if the tick is damaged: then it is skipped."""
         number, entry = numbered
         change = entry.change
+        try:
+            snapshot = self._replayed.add(change, self._epoch)
+            check_size(self._replayed, MOST_TOTALS)
+        except ValueError:
+            self._damaged, self._ahead = self._damaged + 1, None
+            self._skip(number)
+            return None
         snapshot = replace(
-            self._replayed.add(change, self._epoch),
+            snapshot,
             leads=bool(self._speed) and number < self._at_once,
             outliers=self._outliers_by_tick.get(number, ()),
             files=self._recording.files(number) if number >= self._from_number else None,
@@ -337,6 +350,12 @@ def check_follows(last: Change, change: Change) -> None:
         raise ValueError("wakeup storms decrease")
     if change.calls.are_fewer(last.calls):
         raise ValueError("calls decrease")
+
+
+def check_size(replayed: Replayed, most: int) -> None:
+    """Raise ValueError if a snapshot has more than `most` totals, waits in progress and names, or too much text."""
+    if replayed.size > most or replayed.characters > _MOST_TEXT:
+        raise ValueError("too many threads and stacks")
 
 
 def _storms_decrease(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:

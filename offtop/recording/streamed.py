@@ -28,7 +28,7 @@ from offtop.model.windows.change import Change, Replayed, Rows
 from offtop.printable import printable
 from offtop.recording import checked, disk_rows, file_rows, outlier_rows, tick_rows
 from offtop.recording.catalog_keeper import CatalogKeeper
-from offtop.recording.replay import check_follows
+from offtop.recording.replay import MOST_TOTALS, check_follows, check_size
 from offtop.recording.stream import NewNames, StreamTick
 from offtop.recording.tick_rows import Entry
 from offtop.units import NS_PER_S
@@ -36,8 +36,6 @@ from offtop.units import NS_PER_S
 Activity = TypeVar("Activity", FileActivity, DiskActivity)
 _MOST_NAMES, _MOST_TEXT = 1 << 18, 64 << 20
 """Most names of frames, and most characters in them."""
-_MOST_TOTALS = 1 << 20
-"""Most totals of threads and sites, and waits in progress: a host with 100,000 threads has fewer than half as many."""
 _MOST_MOVED = 1 << 30
 """Largest id of a stream that another one can follow."""
 
@@ -131,7 +129,7 @@ class StreamedTicks:
         if self._latest is None:
             return
         # The sender evicts only what it has counted itself. Totals of earlier streams would add up.
-        is_full = self._replayed.size > _MOST_TOTALS // 2
+        is_full = self._replayed.size > MOST_TOTALS // 2
         if not is_same_boot or is_full or max(self._next_stack, self._next_wake) > _MOST_MOVED:
             self._epoch += 1
             self._latest = None
@@ -168,8 +166,7 @@ class StreamedTicks:
             files=self._with_own_stacks(file_rows.decode(tick.files)) if tick.files else None,
             disks=self._with_own_stacks(disk_rows.decode(tick.disks)) if tick.disks else None,
         )
-        if self._replayed.size > _MOST_TOTALS:
-            raise ValueError("too many threads and stacks")
+        check_size(self._replayed, MOST_TOTALS)
         if self._keeper.add(entry, snapshot):
             stacks = (*self._keeper.catalog.stacks.values(), *self._stacks.values())
             self._names.keep({frame for stack in stacks for frame in stack.frames})

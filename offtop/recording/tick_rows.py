@@ -34,6 +34,8 @@ _LEVEL = 4
 MOST_CALLS = 4096
 """Most named system calls: the native and the 32-bit table have 1,000 together."""
 _MOST_CALL_NAME = 64
+_MOST_TITLE = 512
+"""Longest title of a process, in characters: a source reads no more."""
 _SITE_IDS = SITES.width - 1
 """Number of site ids in the first recordings: all but the wake."""
 _WAITING = WAITING_FIELDS - 1
@@ -186,12 +188,12 @@ def _change(fields: Mapping[str, object], tables: _Tables) -> Change:
         tables.moves,
         _calls_within(fields.get("calls_within")),
         {
-            _thread(pid, tid): Holder(checked.identity(of), checked.identity(by), checked.name(comm))
+            _thread(pid, tid): Holder(checked.identity(of), checked.identity(by), checked.short_name(comm))
             for pid, tid, of, by, comm in holders
         },
         _sampling(fields.get("sampling")),
         dict(_blockers(checked.array(row)) for row in checked.array(fields.get("blockers", []))),
-        {checked.identity(pid): checked.name(title) for pid, title in checked.arrays(fields.get("titles", []), 2)},
+        {checked.identity(pid): _title(title) for pid, title in checked.arrays(fields.get("titles", []), 2)},
     )
 
 
@@ -221,6 +223,13 @@ def _entry(fields: Mapping[str, object], change: Change) -> Entry:
 
 def _thread(pid: object, tid: object) -> ThreadKey:
     return ThreadKey(checked.integer(pid), checked.integer(tid))
+
+
+def _title(value: object) -> str:
+    title = checked.text(value)
+    if len(title) > _MOST_TITLE:
+        raise ValueError("a title is too long")
+    return title
 
 
 def _cost(fields: Mapping[str, object]) -> Cost:

@@ -19,15 +19,18 @@ from hypothesis import strategies as st
 
 from offtop.errors import OfftopError
 from offtop.model.values import columns
+from offtop.model.values.blockers import FILE_LOCK, Blocker
+from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import LongWait
 from offtop.model.values.stack import NO_STACK, STACK_LOST, Stack
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
-from offtop.recording import reader, stack_rows, tick_rows
+from offtop.recording import reader, replay, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
 from offtop.reports.wanted import Wanted
+from offtop.units import NS_PER_S
 from tests.conftest import EXAMPLES
 from tests.recording.test_outliers import outlier
 from tests.recording.test_recording import in_json, recorded
@@ -333,6 +336,9 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
         ({"comms": [[1, 1, "x" * 65]]}, "a name is too long"),
         ({"processes": [[1, "x" * 65]]}, "a name is too long"),
         ({"details": [[1, "root", "x" * 8_193, "", 0]]}, "a name is too long"),
+        ({"titles": [[1, "x" * 513]]}, "a title is too long"),
+        ({"titles": [[1, 2]]}, "not a string"),
+        ({"holders": [[1, 1, 2, 2, "x" * 65]]}, "a name is too long"),
         ({"calls": [[1]]}, "not an array of that length"),
         ({"calls": [["futex", 202]]}, "not a number"),
         ({"calls": [[202, 7]]}, "not a string"),
@@ -408,6 +414,34 @@ def test_number_of_system_call_names_is_bounded_over_many_ticks(tmp_path: Path, 
     played = RecordedSource(path)
     *_, last = iter(played.read, None)
     assert len(last.catalog.calls) == tick_rows.MOST_CALLS
+
+
+def with_titles(path: Path, pids: int) -> None:
+    """Record six ticks, the second and third with a title and a blocker of so many processes."""
+    source = ScriptedSource(SHOP, ticks=6)
+    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
+    for second in range(6):
+        one = source.after(second)
+        if second in (1, 2):
+            some = (Blocker(1, 1, FILE_LOCK, True, "b" * 10),) * pids
+            one = replace(one, titles=dict.fromkeys(range(pids), "a" * 10), blockers={ThreadKey(100, 101): some})
+        recorder.add(one)
+    recorder.close()
+
+
+@pytest.mark.parametrize(("name", "most"), [("MOST_TOTALS", 210), ("_MOST_TEXT", 1_999)])
+def test_ticks_with_too_many_totals_or_too_long_texts_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    """Of six ticks, two are full; the replay continues with the whole tick after them."""
+    with_titles(tmp_path / "it", 100)
+    for limit, ticks, damaged in ((1 << 20, 6, None), (most, 3, 2)):
+        monkeypatch.setattr(replay, name, limit)
+        with closing(RecordedSource(tmp_path / "it")) as source:
+            every = [*iter(source.read, None)]
+        assert len(every) == ticks
+        assert every[-1].lost.get("damaged") == damaged
+        assert dict(every[-1].sites) == dict(ScriptedSource(SHOP).after(5).sites)
 
 
 def test_running_times_must_match_the_threads() -> None:

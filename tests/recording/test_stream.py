@@ -383,7 +383,7 @@ def test_totals_of_a_sender_cannot_grow_without_end(tmp_path: Path, monkeypatch:
     size = played.ticks._replayed.size  # pyright: ignore[reportPrivateUsage]
     last = played.every[-1]
     assert size == sum(map(len, (last.threads, last.sites, last.waiting, last.blockers, last.titles))) > 0
-    monkeypatch.setattr(streamed, "_MOST_TOTALS", size - 1)
+    monkeypatch.setattr(streamed, "MOST_TOTALS", size - 1)
     with pytest.raises(ValueError, match="too many threads and stacks"):
         Streamed(raw)
 
@@ -396,7 +396,7 @@ def test_totals_of_earlier_streams_do_not_add_up(
     first, second = ([later(source.after(one), seconds) for one in range(2)] for seconds in (0, 20))
     raw = [written(tmp_path / "stream", source, some) for some in (first, second)]
     full = Streamed(raw[0]).ticks._replayed.size  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(streamed, "_MOST_TOTALS", most * full)
+    monkeypatch.setattr(streamed, "MOST_TOTALS", most * full)
     assert [one.epoch for one in Streamed(*raw).every] == epochs
 
 

@@ -6,6 +6,7 @@ complete snapshot is stored as a change, too: from the empty snapshot to it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -232,6 +233,8 @@ class Replayed:
         self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
         self._blockers: Blockers = {}
         self._titles: Mapping[int, str] = {}
+        self.characters = 0
+        """Those of the titles, and of the names of what threads wait for."""
         self._versions = 0
         """Version that the next new or changed wait gets."""
 
@@ -239,7 +242,7 @@ class Replayed:
     def size(self) -> int:
         """How many totals, waits in progress, and names of what they wait for it has."""
         held = self._threads, self._sites, self._waiting, self._blockers, self._titles
-        return sum(map(len, held))
+        return sum(map(len, held)) + sum(map(len, self._blockers.values()))
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """Return the snapshot after `one`."""
@@ -247,7 +250,10 @@ class Replayed:
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
         self._waiting = self._after(one)
-        self._blockers, self._titles = _applied(self._blockers, one.blockers), _applied(self._titles, one.titles)
+        if one.blockers or one.titles:
+            self._blockers, self._titles = _applied(self._blockers, one.blockers), _applied(self._titles, one.titles)
+            whats = (blocker.what for some in self._blockers.values() for blocker in some)
+            self.characters = sum(map(len, chain(self._titles.values(), whats)))
         return Snapshot(
             taken_ns=one.taken_ns,
             at_ns=one.at_ns,
@@ -277,7 +283,7 @@ class Replayed:
         ids, numbers = site_numbers(so_far, NO_MOVES)
         self._sites.add(ids, numbers, NO_COUNTS, at_ns)
         self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
-        self._blockers, self._titles = {}, {}
+        self._blockers, self._titles, self.characters = {}, {}, 0
 
     def _after(self, one: Change) -> Waits:
         """Return the waits in progress after `one`."""
