@@ -35,7 +35,7 @@ from offtop.units import NS_PER_S
 
 Activity = TypeVar("Activity", FileActivity, DiskActivity)
 _MOST_NAMES, _MOST_TEXT = 1 << 18, 64 << 20
-"""Most names of frames, and most characters in them."""
+"""Most names of frames, and most characters in them, in the frames, and in the files that have reasons."""
 _MOST_MOVED = 1 << 30
 """Largest id of a stream that another one can follow."""
 
@@ -57,15 +57,17 @@ class StreamedNames:
             has_changed = False
             for frame, name in new.frames.items():
                 was = self._names.get(frame)
-                more = len(name) - len(was or "")
+                more = len(name) - len(was) if was is not None else _characters(frame, name)
                 if (was is not None or len(self._names) < _MOST_NAMES) and self._text + more <= _MOST_TEXT:
                     self._names[frame] = name
                     self._text += more
                     has_changed |= was is not None and was != name
             for file, reason in new.reasons.items():
                 was = self._reasons.get(file)
-                if was is not None or len(self._reasons) < _MOST_NAMES:
+                more = len(file) if was is None else 0
+                if was is not None or (len(self._reasons) < _MOST_NAMES and self._text + more <= _MOST_TEXT):
                     self._reasons[file] = reason
+                    self._text += more
                     has_changed |= was != reason
             self.version += has_changed
 
@@ -75,7 +77,7 @@ class StreamedNames:
         with self._lock:
             self._names = {frame: name for frame, name in self._names.items() if frame in frames}
             self._reasons = {file: reason for file, reason in self._reasons.items() if file in files}
-            self._text = sum(map(len, self._names.values()))
+            self._text = sum(_characters(*one) for one in self._names.items()) + sum(map(len, self._reasons))
 
     def of(self, frame: Frame) -> str:
         return self._names.get(frame) or printable(frame.name) or nameless(frame)
@@ -90,6 +92,10 @@ class StreamedNames:
     def is_final(self, frame: Frame) -> bool:
         """Return whether the frame has its name, or is known to have none."""
         return self.has_name(frame) or self._reasons.get(frame.file, NOT_KNOWN) != NOT_KNOWN
+
+
+def _characters(frame: Frame, name: str) -> int:
+    return len(frame.file) + len(frame.name) + len(name)
 
 
 class StreamedTicks:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.feed.source import LiveFeed, Source
+from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.io_stacks import IoStack, StackTotals
@@ -356,7 +357,7 @@ def test_a_sender_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_names_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed, "_MOST_NAMES", 2)
-    monkeypatch.setattr(streamed, "_MOST_TEXT", 10)
+    monkeypatch.setattr(streamed, "_MOST_TEXT", 22)
     frames = [Frame("/bin/a", number, "") for number in range(3)]
     names = StreamedNames()
     names.add(stream.NewNames(dict(zip(frames, ("12345", "12345", "1"), strict=True))))
@@ -364,6 +365,23 @@ def test_names_beyond_the_limit_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     names.keep(frames[1:])
     names.add(stream.NewNames({frames[2]: "now"}))
     assert [names.of(frame) for frame in frames] == ["a", "12345", "now"]
+
+
+def test_frames_and_reasons_count_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "_MOST_TEXT", 40)
+    frames = [Frame(f"/bin/{number}", number, "12345") for number in range(3)]
+    names = StreamedNames()
+    names.add(stream.NewNames(dict.fromkeys(frames, "12345")))  # 16 characters each
+    assert [frame in names._names for frame in frames] == [True, True, False]  # pyright: ignore[reportPrivateUsage]
+    for _ in range(2):  # the second time, /bin/7 is known
+        names.add(stream.NewNames({}, {"/bin/7": STRIPPED, "/bin/8": STRIPPED}))
+        names.add(stream.NewNames({}, {"/bin/7": NOT_KNOWN}))
+    nameless = [Frame(file, 1, "") for file in ("/bin/7", "/bin/8")]
+    assert [names.why_nameless(one) for one in nameless] == [NOT_KNOWN, ""]
+    names.keep([frames[0], nameless[0]])
+    names.add(stream.NewNames({frames[2]: "1234"}, {"/bin/8": STRIPPED}))
+    assert frames[2] in names._names  # pyright: ignore[reportPrivateUsage]
+    assert [names.why_nameless(one) for one in nameless] == [NOT_KNOWN, ""]
 
 
 def test_ids_of_a_sender_cannot_grow_without_end(whole: bytes) -> None:
