@@ -21,7 +21,7 @@ from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL
 from offtop.model.values.peers import Peers
 from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Memos, Sampling, Thinned
 from offtop.model.values.stack import FILTERED, NO_STACK
-from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
+from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, distinct, integers, summed_lanes
 from offtop.model.values.wake import FIRST_WAKE, MODES, OFFCPU, Object, Storm, Wake
 from offtop.model.values.within import NO_CALLS, Calls
 from offtop.model.windows.change import BEGUN_FIELDS, WAITING_FIELDS, Change, Rows
@@ -36,6 +36,9 @@ MOST_CALLS = 4096
 _MOST_CALL_NAME = 64
 _MOST_TITLE = 512
 """Longest title of a process, in characters: a source reads no more."""
+_MOST_WAITS = 1 << 50
+"""Most waits that the histograms of a tick add and subtract: thirty years of a million waits a second. Sums of
+thousands of ticks fit a lane of 64 bits."""
 _SITE_IDS = SITES.width - 1
 """Number of site ids in the first recordings: all but the wake."""
 _WAITING = WAITING_FIELDS - 1
@@ -418,10 +421,16 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
         checked.check_range(rows.evicted, 0, checked.MOST_ID)
         checked.check_range(rows.longest_ns, 0, checked.MOST_NS)
         checked.check_range(rows.numbers, -checked.MOST_NS, checked.MOST_NS)
-        checked.check_range(rows.counts[:, 2], -checked.MOST_NS, checked.MOST_NS)
+        checked.check_range(rows.counts[:, 2], -_MOST_WAITS, _MOST_WAITS)
+        if np.abs(rows.counts[:, 2]).sum(dtype=np.float64) > _MOST_WAITS:
+            raise ValueError("too many waits")
         # Rows of EXITED can be negative: the earlier totals of evicted threads are subtracted there (window.finished).
-        of_others = rows.counts[rows.ids[rows.counts[:, 0], 1] != EXITED.tid]
-        checked.check_range(of_others[:, 2], 0, checked.MOST_NS)
+        # Together with those of its own row, which has what these had in the end, they are not.
+        is_of_exited = rows.ids[rows.counts[:, 0], 1] == EXITED.tid
+        of_others = rows.counts[~is_of_exited]
+        checked.check_range(of_others[:, 2], 0, _MOST_WAITS)
+        if rows.counts[:, 2].min(initial=0) < 0 and _sums(rows, rows.counts[is_of_exited]).min(initial=0) < 0:
+            raise ValueError("waits of exited threads decrease")
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
             raise ValueError("a thread or site occurs twice in a whole tick")
         if len(rows.longest_ns) and not whole:
@@ -435,3 +444,9 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
     checked.check_range(begun[:, 2], 0, (1 << 32) - 1)
     checked.check_range(begun[:, 3], -2 - checked.MOST_ID, checked.MOST_ID)
     checked.check_range(begun[:, -1], NO_STACK, checked.MOST_ID)
+
+
+def _sums(rows: Rows, counts: Ints) -> Ints:
+    """Return the sums of `counts`, some lanes of `rows`, by key and lane, without those that are 0."""
+    _, which = distinct(rows.ids[counts[:, 0]])
+    return summed_lanes(which * log2.LANES + counts[:, 1], counts[:, 2])[1]

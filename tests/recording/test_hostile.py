@@ -7,9 +7,10 @@ import sqlite3
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -20,10 +21,14 @@ from hypothesis import strategies as st
 from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.values.blockers import FILE_LOCK, Blocker
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.outlier import LongWait
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import EXITED, Snapshot, ThreadTotals
 from offtop.model.values.stack import NO_STACK, STACK_LOST, Stack
-from offtop.model.windows.change import NOTHING, Change, change
+from offtop.model.values.table import SITES, THREADS, integers
+from offtop.model.windows import change as windows_change
+from offtop.model.windows.change import NOTHING, Change, Replayed, change
 from offtop.person import person
 from offtop.recording import reader, replay, stack_rows, tick_rows
 from offtop.recording.replay import RecordedSource
@@ -32,10 +37,11 @@ from offtop.reports import batch
 from offtop.reports.wanted import Wanted
 from offtop.units import NS_PER_S
 from tests.conftest import EXAMPLES
+from tests.model.world import Step, snapshots, stretches
 from tests.recording.test_outliers import outlier
 from tests.recording.test_recording import in_json, recorded
 from tests.recording.test_report import written
-from tests.ui.scripted import SHOP, STUCK, ScriptedSource
+from tests.ui.scripted import MS, SHOP, STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
@@ -442,6 +448,77 @@ def test_ticks_with_too_many_totals_or_too_long_texts_are_skipped(
         assert len(every) == ticks
         assert every[-1].lost.get("damaged") == damaged
         assert dict(every[-1].sites) == dict(ScriptedSource(SHOP).after(5).sites)
+
+
+def with_waits(path: Path, added: Sequence[tuple[ThreadKey, int, int]]) -> str:
+    """Record ticks, each with so many waits in one lane, and a number of waits, of five sites of a thread.
+
+    Return what replay and report print.
+    """
+    source, threads, sites = ScriptedSource(SHOP), Running(THREADS), Running(SITES)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for second, (thread, in_lane, waits) in enumerate([(EXITED, 0, 0), *added]):
+        lanes = integers([(row, 14, in_lane) for row in range(5 if in_lane else 0)], 3)
+        threads.begin_tick()
+        sites.begin_tick()
+        numbers = integers([ThreadTotals(waits, MS, max_ns=MS)[:-1]], THREADS.numbers)
+        threads.add(integers([thread], 2), numbers, lanes[:1], second)
+        keys = integers([(*thread, stack, 0, 0) for stack in range(20, 25)], SITES.width)
+        sites.add(keys, integers([(waits, MS, 0, MS)] * 5, SITES.numbers), lanes, second)
+        one = source.after(second)
+        recorder.add(replace(one, threads=threads.frozen(), sites=sites.frozen()))
+    recorder.close()
+    return replay_output(path)
+
+
+THREAD = ThreadKey(100, 101)
+
+
+@pytest.mark.parametrize(
+    ("added", "damaged"),
+    [
+        ([(EXITED, 5, 5), (EXITED, 3, 3)], 0),
+        ([(EXITED, 5, 5), (EXITED, -3, 3)], 1),  # less than before, but more than none
+        ([(EXITED, -5, 5)], 1),
+        ([(THREAD, -5, 5)], 1),
+        ([(THREAD, 1 << 61, 5)], 1),  # the sum of five sites has more than 64 bits
+        ([(THREAD, 1 << 48, 5)], 1),
+        ([(THREAD, 1 << 47, 5), (THREAD, 1 << 47, 5)], 0),
+        ([(THREAD, 5, -5)], 1),
+        ([(THREAD, 5, 5), (THREAD, 5, -5)], 0),
+        ([(THREAD, 5, 5), (THREAD, 5, -6)], 1),
+    ],
+)
+def test_tick_with_impossible_numbers_of_waits_is_damaged(
+    tmp_path: Path, added: Sequence[tuple[ThreadKey, int, int]], damaged: int
+) -> None:
+    assert with_waits(tmp_path / "it", added)
+    with closing(RecordedSource(tmp_path / "it")) as source:
+        assert len([*iter(source.read, None)]) == 1 + len(added) - damaged
+        assert len([value for what, value in source.about() if what == "damaged"]) == damaged
+
+
+def test_waits_of_many_ticks_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_change, "_MOST_WAITS", 20)
+    threads, replayed = Running(THREADS), Replayed(Catalog())
+    lanes = integers([(0, 14, 10)], 3)
+    taken = [NOTHING]
+    for second in range(1, 4):
+        threads.add(integers([THREAD], 2), integers([ThreadTotals(10)[:-1]], THREADS.numbers), lanes, second)
+        taken.append(Snapshot(second, second, threads.frozen()))
+    *first, last = (change(before, now) for before, now in pairwise(taken))
+    for one in first:
+        replayed.add(one)
+    with pytest.raises(ValueError, match="impossible numbers of waits"):
+        replayed.add(last)
+
+
+@given(stretches)
+def test_ticks_in_which_threads_exit_are_read(given_stretches: list[list[Step]]) -> None:
+    for before, now in pairwise([NOTHING, *snapshots(given_stretches)]):
+        entry = tick_rows.Entry(replace(change(before, now), storms={}))
+        again = tick_rows.decode(tick_rows.encode(entry), whole=before is NOTHING)
+        assert again.change.sites.counts.tolist() == entry.change.sites.counts.tolist()
 
 
 def test_running_times_must_match_the_threads() -> None:

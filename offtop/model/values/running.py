@@ -8,6 +8,7 @@ import numpy as np
 from offtop.model.values import histogram as log2
 from offtop.model.values.table import (
     MAX_NS,
+    WAITS,
     Changes,
     Groups,
     Ints,
@@ -59,6 +60,11 @@ class Running(Mapping[K, V], Generic[K, V]):
         row = self._rows[_packed(integers([key], self._kind.width))[0]]
         lanes = lanes_in_row((self._codes, self._values), row)
         return self._kind.totals((*self._numbers[row].tolist(), *log2.of_lanes(lanes)))
+
+    def counts_are_within(self, most: int) -> bool:
+        """Return whether no count of waits is negative, and the histograms have at most `most` waits together."""
+        waits, values = self._numbers[: self._used, WAITS], self._values
+        return bool(min(waits.min(initial=0), values.min(initial=0)) >= 0 and values.sum() <= most)
 
     def begin_tick(self) -> None:
         self._numbers[: self._used, MAX_NS] = 0

@@ -73,6 +73,8 @@ WAITING_FIELDS = 9
 BEGUN_FIELDS = 11
 """since_ns, bound, state, call, six arguments (as signed 64-bit), user stack read from outside. A call with unknown
 arguments is stored as -2 - call."""
+_MOST_WAITS = 1 << 60
+"""Most waits in all histograms together: sums of them, and of a few changes more, fit 64 bits."""
 NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
 
 
@@ -245,10 +247,15 @@ class Replayed:
         return sum(map(len, held)) + sum(map(len, self._blockers.values()))
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
-        """Return the snapshot after `one`."""
+        """Return the snapshot after `one`.
+
+        Raises ValueError if it has impossible numbers of waits; then nothing can be added any more.
+        """
         self._catalog.has_programs = one.sampling is None
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
+        if not (self._threads.counts_are_within(_MOST_WAITS) and self._sites.counts_are_within(_MOST_WAITS)):
+            raise ValueError("impossible numbers of waits")
         self._waiting = self._after(one)
         if one.blockers or one.titles:
             self._blockers, self._titles = _applied(self._blockers, one.blockers), _applied(self._titles, one.titles)
