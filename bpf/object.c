@@ -178,13 +178,13 @@ static __always_inline u64 ones_if_queued(u64 table)
  *
  * It is on the kernel stack, near where the thread went to sleep, and recognized by its contents: it points to its
  * thread, and its first entry points to the table and is queued. Earlier calls leave stale tables behind, which look
- * the same if partly overwritten; so both the first and the last match are tried.
+ * the same if partly overwritten; so the first two matches and the last one are tried.
  */
 static __always_inline u64 poll_table(struct polled *p, struct task_struct *task)
 {
 	p->sought = (u64)task;
 	p->from = MEMBER(u64, task, TASK_SP);
-	u64 own = UNKNOWN(p->sought), from = UNKNOWN(p->from), first = 0, last = 0;
+	u64 own = UNKNOWN(p->sought), from = UNKNOWN(p->from), first = 0, second = 0, last = 0;
 
 	bpf_probe_read_kernel(p->words, sizeof(p->words), (void *)from);
 #pragma clang loop unroll(disable)
@@ -195,10 +195,11 @@ static __always_inline u64 poll_table(struct polled *p, struct task_struct *task
 		u64 is_table = ones_if_same(words[POLL_TASK / 8], own);
 		is_table &= ones_if_same(words[(POLL_WAIT + WAIT_PRIVATE) / 8], at);
 		is_table &= ~ones_if_same(entry[0] ^ entry[1], UNLISTED);
+		second |= at & is_table & ~ones_if_same(first, 0) & ones_if_same(second, 0);
 		first |= at & is_table & ones_if_same(first, 0);
 		last = (last & ~is_table) | (at & is_table);
 	}
-	return (first & ones_if_queued(first)) | (last & ones_if_queued(last));
+	return (first & ones_if_queued(first)) | (second & ones_if_queued(second)) | (last & ones_if_queued(last));
 }
 
 /* Return the only file that poll or select waits for. If there are several, or none, return 0 and set their number. */

