@@ -303,7 +303,7 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             answer = self._answer()
         except Exception:
-            self._send(refused(500, "This is a bug in offtop. The log of the agent says more"))
+            self._send(refused(500, "offtop could not answer. Its log says why"))
             raise
         self._send(answer)
 

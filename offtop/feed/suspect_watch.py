@@ -55,7 +55,6 @@ class SuspectWatch:
         self._waits = WaitsOfTick(
             snapshot, window, blocked, every, self._weights, self._causes, self._peers, self._ended, self._since_ns
         )
-        self._source.describe(self._waits.activity.rivals)  # the CPUs on which they may run
         return self._waits.standing_sites
 
     def tick(self, history: History) -> Found:
@@ -64,6 +63,7 @@ class SuspectWatch:
         if self._waits is None or newest is None or oldest is None:
             return NOTHING_FOUND
         found = self._found[newest.number] = self._finder.tick(self._waits)
+        self._source.describe(found.rivals)  # the CPUs on which they may run
         for number in [one for one in self._found if one < oldest.number]:
             del self._found[number]
         return found

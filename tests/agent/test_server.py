@@ -140,7 +140,7 @@ def test_an_error_of_a_page_is_answered_and_reported(error: Exception) -> None:
         serving({"/": PAGES["/"], "/broken": broken}) as server,
     ):
         got = get(server, "/broken")
-        assert (got.status, got.text) == (500, "This is a bug in offtop. The log of the agent says more\n")
+        assert (got.status, got.text) == (500, "offtop could not answer. Its log says why\n")
         until(lambda: reported == [error])
         assert get(server, "/").body == b"hello"
     assert reported == [error]

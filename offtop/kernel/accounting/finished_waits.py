@@ -15,7 +15,19 @@ from offtop.kernel.bpf.scan_rows import Rows, lanes_of, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import ENDED, FIRST_STACK, NO_STACK, STACK_LOST
-from offtop.model.values.table import SITES, THREAD_COLUMN, THREADS, Ints, Mask, integers, nonzero_lanes, rows_at
+from offtop.model.values.table import (
+    SITES,
+    THREAD_COLUMN,
+    THREADS,
+    WAITS,
+    Ints,
+    Mask,
+    SiteKeys,
+    distinct,
+    integers,
+    nonzero_lanes,
+    rows_at,
+)
 from offtop.model.values.waits import KERNEL, READ_USER, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE
 from offtop.model.values.wake import NO_WAKE
 
@@ -172,13 +184,17 @@ class FinishedWaits:
         """Return the sites at which `waits` ended, with stacks that were read before, where only these are known.
 
         The kernel stack is that of the task scan. A user stack has no names if its process has exited meanwhile; it is
-        the one that was read during the wait.
+        the one that was read during the wait, if this is the only wait that ended there.
         """
         is_scanned = (sites[:, KERNEL] == NO_STACK) & (waits[:, KERNEL] >= FIRST_STACK)
         is_gone = ~is_scanned & (waits[:, READ_USER] >= FIRST_STACK) & (sites[:, USER] != waits[:, READ_USER])
-        users = np.unique(sites[is_gone, USER])
-        stacks = [self._catalog.stack(user).end == ENDED for user in users.tolist()]
-        is_gone &= np.isin(sites[:, USER], users[np.array(stacks, np.bool_)])
+        if is_gone.any():
+            users = np.unique(sites[is_gone, USER])
+            gone = users[np.array([self._catalog.stack(user).end == ENDED for user in users.tolist()], np.bool_)]
+            ended = np.flatnonzero(np.isin(tick.counted.ids[:, USER], gone))
+            every, which = distinct(tick.counted.ids[ended])
+            many = np.bincount(which, tick.counted.numbers[ended, WAITS], len(every))
+            is_gone &= SiteKeys(every[many == 1]).mask(sites)
         changes = np.flatnonzero(is_scanned | is_gone)
         if not len(changes):
             return sites

@@ -146,6 +146,7 @@ class Ledger:
             max_ns=max_ns,
             filter_changed=filter_changed,
             has_snapshot=has_snapshot,
+            counted=sites,
             tasks=tasks,
             task_rows=task_rows,
             task_of=table.positions_in(task_rows),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offtop.kernel.accounting.thread_table import UNKNOWN_NS
-from offtop.kernel.accounting.tick_records import OffCpuTasks, ThreadRecords
+from offtop.kernel.accounting.tick_records import OffCpuTasks, SiteDeltas, ThreadRecords
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import SiteTotals
 from offtop.model.values.table import SITES, Ints, Mask
@@ -31,6 +31,8 @@ class TickDeltas:
     max_ns: int
     filter_changed: bool
     has_snapshot: bool
+    counted: SiteDeltas
+    """Finished waits by site, from the BPF programs."""
     tasks: OffCpuTasks
     task_rows: Ints
     """Position in `tasks` → thread."""

@@ -160,9 +160,7 @@ def _container(inputs: _Inputs) -> str:
 
 
 def _cpus(inputs: _Inputs) -> str:
-    """The CPUs on which its main thread may run; empty if these are all."""
-    allowed, online = inputs.status["Cpus_allowed_list"], Path("/sys/devices/system/cpu/online").read_text().strip()
-    return "" if allowed == online else allowed
+    return inputs.reading.details.cpus if inputs.reading else ""
 
 
 def _quota(inputs: _Inputs) -> str:

@@ -20,7 +20,7 @@ from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.procfs.direct_reads import read_content
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import EXITED, fields_of
-from offtop.model.values.catalog import Catalog, Details
+from offtop.model.values.catalog import Catalog, Details, cpu_ranges
 from offtop.model.values.stack import UNREAD
 from offtop.worker import Rest, Worker
 
@@ -169,7 +169,7 @@ def reading(reads: Channel, pid: int) -> Reading | None:
         cmdline=_command_line(reads, pid),
         cgroup=cgroup_of(content_of(pid), mounted()),
         uid=uid,
-        cpus=status.get("Cpus_allowed_list", ""),
+        cpus=_allowed_cpus(status),
     )
     return Reading(began, details) if _began(pid) == began else None
 
@@ -183,6 +183,18 @@ def _began(pid: int) -> bytes:
     if len(fields) < 20 or (fields[0].decode() in EXITED and int(fields[17]) <= 1):
         return b""
     return fields[19]
+
+
+def _allowed_cpus(status: Mapping[str, str]) -> str:
+    """Return the CPUs on which a thread may run; empty if these are all.
+
+    The kernel's list may have CPUs that are not online, too.
+    """
+    text = status.get("Cpus_allowed_list", "")
+    online = cpu_ranges(read_content("/sys/devices/system/cpu/online", _LONGEST_FILE).decode())
+    allowed = cpu_ranges(text)
+    is_all = all(any(first <= begin and end <= last for first, last in allowed) for begin, end in online)
+    return "" if is_all else text
 
 
 def _effective_uid(status: Mapping[str, str]) -> int:

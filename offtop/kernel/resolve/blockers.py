@@ -41,6 +41,8 @@ _PAUSE_TIMES = 19
 _LONGEST_PAUSE_S = 3.0
 _FRESH_S = 0.03
 """How long a tick waits for its round, where 5 ms are usual: the holder of a lock may change at any time."""
+_Futex = tuple[int, int]
+"""System call, and address."""
 _OLD_S = 5.0
 """Age at which a result is no longer shown."""
 
@@ -84,6 +86,8 @@ class BlockersWorker:
         self._found_s = 0.0
         self._is_due = self._is_resting = False
         """Whether the latest request has not been served yet, and whether the worker pauses."""
+        self._waiting_owners = frozenset[tuple[int, ...]]()
+        """Owners of mutexes that waited at their mutex when it was last published: pid, tid, start of that wait."""
         self._skipped = 0
         self._named = set[int]()
         """Processes that have their name in the catalog only because they are blockers."""
@@ -152,15 +156,34 @@ class BlockersWorker:
             return shown
         at = waiting.rows_of(thread_codes(integers([*found], 2)))
         rows, known = waiting.list.rows[at].tolist(), np.flatnonzero(at >= 0).tolist()
-        items, awaited = [*found.items()], _futexes_of_owners(found, waiting)
+        items, awaited = [*found.items()], self._futexes_of_owners(found, waiting)
         for n in known:
             key, one = items[n]
             if rows[n][READY_NS] or not _is_same(rows[n], one):  # it only waits for a CPU, or is in another wait
                 continue
             futex = rows[n][CALL], rows[n][ARGUMENTS]
             if not any(awaited.get(blocker[:2]) == futex for blocker in one.blockers):
-                shown[key] = one.blockers
+                shown[key] = _as_likely(one.blockers) if self._is_due else one.blockers
         return shown
+
+    def _futexes_of_owners(self, found: Mapping[ThreadKey, Found], waiting: Waits) -> dict[tuple[int, int], _Futex]:
+        """Return the call and address at which owners of mutexes wait: one that waits for its mutex does not hold it.
+
+        Unless it waited in the same wait when this was last published: then it has not run since, and waits for itself.
+        Nor is an owner left out that is runnable: it is just getting the mutex.
+        """
+        owners = [*{blocker[:2] for one in found.values() for blocker in one.blockers if blocker.via == MUTEX}]
+        at = waiting.rows_of(thread_codes(integers(owners, 2)))
+        some = [(owner, waiting.list.rows[row]) for owner, row in zip(owners, at.tolist(), strict=True) if row >= 0]
+        before, self._waiting_owners = (
+            self._waiting_owners,
+            frozenset((*owner, int(row[SWITCHED_OUT_NS])) for owner, row in some),
+        )
+        return {
+            owner: (int(row[CALL]), int(row[ARGUMENTS]))
+            for owner, row in some
+            if not row[READY_NS] and (*owner, int(row[SWITCHED_OUT_NS])) not in before
+        }
 
     def close(self) -> None:
         """Ask the worker to stop, and return immediately. May be called twice."""
@@ -195,12 +218,9 @@ def _ready(waiting: Waits) -> list[int]:
     return [pid for pid in pids if pid not in PSEUDO_PIDS]
 
 
-def _futexes_of_owners(found: Mapping[ThreadKey, Found], waiting: Waits) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the call and address that owners of mutexes wait at: one that waits for its mutex does not hold it now."""
-    owners = [*{blocker[:2] for one in found.values() for blocker in one.blockers if blocker.via == MUTEX}]
-    rows = waiting.rows_of(thread_codes(integers(owners, 2))).tolist()
-    calls: list[tuple[int, int]] = [*map(tuple, waiting.list.rows[rows][:, [CALL, ARGUMENTS]].tolist())]
-    return {owner: call for owner, call, row in zip(owners, calls, rows, strict=True) if row >= 0}
+def _as_likely(blockers: tuple[Blocker, ...]) -> tuple[Blocker, ...]:
+    """Return what an earlier round found: the owner of a mutex may have released it since."""
+    return tuple(one._replace(is_exact=False) if one.via == MUTEX else one for one in blockers)
 
 
 def _is_same(row: Sequence[int], found: Found) -> bool:

@@ -16,8 +16,6 @@ from offtop.model.windows.window import Window
 
 RUNS = "runs"
 """What a thread or process does that runs."""
-LEAST_READY = 1.0
-"""A program is accused of taking the CPUs only if at least so many threads wait for one, on average."""
 _MOST_REQUESTS = 0.5
 """A process with at least this share of the time of all requests to a disk keeps the others waiting."""
 
@@ -41,12 +39,6 @@ class Activity:
         self._codes, self._running_ns = thread_codes(ids), running
         self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
         """By name of the disk: the process with most of the requests in it, while requests are counted."""
-
-    @property
-    def rivals(self) -> set[int]:
-        """The process that runs most and the one that waits most for a CPU, if at least one thread waits for one."""
-        is_short = sum(self.ready.values()) >= LEAST_READY
-        return {max(some, key=some.__getitem__) for some in (self.running, self.ready) if some} if is_short else set()
 
     def has_process(self, pid: int) -> bool:
         """Return whether anything of the process was measured in the window."""

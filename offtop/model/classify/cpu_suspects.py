@@ -1,12 +1,11 @@
 """Suspects of short waits for a CPU or a CPU quota. Such waits have no edges, so sums of the window are compared."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from offtop.model.classify.activity import LEAST_READY, RUNS, Activity
+from offtop.model.classify.activity import RUNS, Activity
 from offtop.model.classify.suspect import CPU, QUOTA, Hop, Suspect, Usual, part_unusual, weighed
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import ThreadKey, cpu_ranges
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
@@ -17,7 +16,8 @@ _MENTIONED_SHARE = 0.05
 """Of all that wait for a CPU: programs below are not counted in the sentence."""
 _LEAST_THREADS = 0.01
 """Average number of threads from which a process is named."""
-_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_LEAST_CPU = 1.0
+"""It is accused only if at least so many threads wait for a CPU, on average."""
 
 
 class CpuSuspects:
@@ -26,6 +26,8 @@ class CpuSuspects:
     def __init__(self, snapshot: Snapshot, activity: Activity, weights: Weights, usual: Usual) -> None:
         self._catalog, self._titles = snapshot.catalog, snapshot.titles
         self._activity, self._weights, self._usual = activity, weights, usual
+        self.rivals = frozenset[int]()
+        """The processes whose CPUs `starved` has compared."""
 
     def starved(self) -> list[Suspect]:
         """Return the program that uses the CPUs, if others spend most of their time waiting for one."""
@@ -41,14 +43,15 @@ class CpuSuspects:
             for program, amount in ready.items()
             if program != hog and amount >= _VICTIM_SHARE * (amount + running.get(program, 0.0))
         }
-        runner = self._largest(hog, activity.running)
+        if sum(victims.values()) < _LEAST_CPU:
+            return []
+        (runner,), largest = self._largest((hog,), activity.running).values(), self._largest(victims, activity.ready)
+        self.rivals = frozenset((runner, *largest.values()))
         victims = {
-            program: amount
-            for program, amount in victims.items()
-            if self._may_share_cpus(self._largest(program, activity.ready), runner)
+            program: amount for program, amount in victims.items() if self._may_share_cpus(largest[program], runner)
         }
         waiting = sum(victims.values())
-        if waiting < LEAST_READY:
+        if waiting < _LEAST_CPU:
             return []
         most = max(victims, key=victims.__getitem__)
         hops = self._program_hop(most, activity.ready, RUN_QUEUE), self._program_hop(hog, activity.running, RUNS)
@@ -91,23 +94,22 @@ class CpuSuspects:
 
     def _may_share_cpus(self, one: int, other: int) -> bool:
         """Return whether two processes may run on the same CPU, as far as is known."""
-        some, others = (_ranges(self._catalog.detail(pid).cpus) for pid in (one, other))
+        some, others = (cpu_ranges(self._catalog.detail(pid).cpus) for pid in (one, other))
         is_known = bool(some and others)
         return not is_known or any(first <= end and begin <= last for first, last in some for begin, end in others)
 
-    def _largest(self, program: str, by_pid: Mapping[int, float]) -> int:
-        """Return the process of a program with the largest amount."""
-        return max((pid for pid in by_pid if self._catalog.process(pid) == program), key=by_pid.__getitem__)
+    def _largest(self, programs: Collection[str], by_pid: Mapping[int, float]) -> dict[str, int]:
+        """Return the process with the largest amount of each program."""
+        found: dict[str, int] = {}
+        for pid, amount in by_pid.items():
+            program = self._catalog.process(pid)
+            if program in programs and amount > by_pid.get(found.get(program, 0), -1.0):
+                found[program] = pid
+        return found
 
     def _program_hop(self, program: str, by_pid: Mapping[int, float], state: str) -> Hop:
         amounts = {pid: amount for pid, amount in by_pid.items() if self._catalog.process(pid) == program}
-        most = self._largest(program, by_pid)
+        most = max(amounts, key=amounts.__getitem__)
         pids = [pid for pid, amount in amounts.items() if amount > _LEAST_THREADS or pid == most]
         title = self._titles.get(most, "")
         return Hop(ThreadKey(most, 0), program, len(pids), len(pids), state, None, 0, title)
-
-
-def _ranges(cpus: str) -> list[tuple[int, int]]:
-    """Return the first and last CPU of each range of a list such as `0-3,8`; none if it is unknown or no list."""
-    ranges = [_RANGE.fullmatch(part) for part in cpus.split(",")]
-    return [(int(one[1]), int(one[2] or one[1])) for one in ranges if one] if all(ranges) else []

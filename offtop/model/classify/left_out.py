@@ -63,7 +63,7 @@ def likely_idle(table: _Table, with_idle: _Table, left_out: LeftOut, span_ns: in
     idle_ns = sum(ns for row, ns in _estimated_ns(table, with_idle, left_out).items() if row not in table)
     if 2 * idle_ns < sum(part[1] for part in table.values()) or average(idle_ns, span_ns) < 1:
         return ""
-    return f"about {threads(average(idle_ns, span_ns))} wait without a stack, and are likely idle"
+    return f"about {threads(average(idle_ns, span_ns))} threads wait without a stack, and are likely idle"
 
 
 def _estimated_ns(table: _Table, with_idle: _Table, left_out: LeftOut) -> dict[tuple[int, ...], int]:

@@ -141,6 +141,8 @@ class Found(NamedTuple):
     """Standing waits."""
     as_usual: Sequence[Suspect] = ()
     """Suspects that are left out because such waits are usual."""
+    rivals: frozenset[int] = frozenset()
+    """Processes that may take CPUs from each other."""
 
 
 NOTHING_FOUND = Found()

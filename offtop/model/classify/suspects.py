@@ -103,7 +103,7 @@ class SuspectFinder:
         self._shown = shown
         shown = sorted(shown, key=lambda one: -one.harm)
         shown = self._with_begin(shown[: self._weights.most], waits.snapshot)
-        return Found(shown, found.standing, tuple(as_usual))
+        return found._replace(suspects=shown, as_usual=tuple(as_usual))
 
     def _between_waits(self, waits: WaitsOfTick, programs_now: Collection[str]) -> list[Suspect]:
         """Return the suspects of the last tick that stay as long as their average harm does.
@@ -175,7 +175,8 @@ class _Ends:
                     plain_harm=one.plain_harm + own.plain_harm,
                 )
         every += throttled.values()
-        return Found(sorted(every, key=lambda one: -one.harm), len(self._waits.standing))
+        every.sort(key=lambda one: -one.harm)
+        return Found(every, len(self._waits.standing), rivals=cpu.rivals)
 
     def _program(self, node: Node) -> str:
         return node.address or self._waits.program(node.key.pid)

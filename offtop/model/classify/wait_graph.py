@@ -368,7 +368,8 @@ class _Builder:
                 if not one.tid:  # the waiter has the other end open, too, as make does with its job server
                     return  # so any of the processes may act, even the waiter itself
                 continue
-            target = self._other_node(one) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
+            key_of_other = ThreadKey(one.pid, one.tid)
+            target = self._other_node(one) if one.pid == ELSEWHERE else self._node(key_of_other, one.via in LOCKS)
             targets[target] = one
         for target, one in targets.items():
             self._edges.add(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
@@ -381,13 +382,13 @@ class _Builder:
             number = self._other_nodes[place] = self._nodes.add(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
         return number
 
-    def _node(self, key: ThreadKey) -> int:
+    def _node(self, key: ThreadKey, is_holder: bool) -> int:
         row = self._row_of(*key)
         if row >= 0:
             return row
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self._new_node(key)
+            number = self._numbers[key] = self._new_node(key, is_holder)
         return number
 
     def _category_of_young(self, key: ThreadKey) -> str:
@@ -415,8 +416,8 @@ class _Builder:
         """Return which rows are of these threads."""
         return np.isin(thread_codes(self._waits.rows[rows]), thread_codes(integers([*threads], 2)))
 
-    def _new_node(self, key: ThreadKey) -> int:
-        """Return the node of a process, or of a thread that is in no long wait."""
+    def _new_node(self, key: ThreadKey, is_holder: bool) -> int:
+        """Return the node of a process, or of a thread that is in no long wait. `is_holder`: of a lock."""
         rows = self._rows_of(key.pid) if not key.tid else np.empty(0, np.int64)
         state, busy = self._activity.busy(key)
         acting = self._acting(rows, self._oldest_behind.get(key.pid, 0))
@@ -429,7 +430,7 @@ class _Builder:
             state, blocked = ("", 0.0) if len(rows) else self._activity.most_blocked(key)
             is_known = bool(len(rows) or len(self._rows_of(key.pid)) or self._activity.has_process(key.pid))
             state = state if blocked >= _LEAST_BUSY else IDLE if is_known else UNMEASURED
-            state = self._category_of_young(key) or state
+            state = (is_holder and self._category_of_young(key)) or state
         if len(acting) == 1:
             return int(acting[0])
         is_idle = len(rows) and state == IDLE

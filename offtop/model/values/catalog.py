@@ -6,6 +6,7 @@ Any thread may read it. Ids are never reused. Wakes and user stacks may be too m
 are dropped first, and older windows then show them as lost or dropped.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,10 +69,17 @@ class Details(NamedTuple):
     uid: int = -1
     """Effective user id; -1 if unknown."""
     cpus: str = ""
-    """The CPUs on which its main thread may run, as the kernel lists them: `0-3,8`; empty if unknown."""
+    """The CPUs on which its main thread may run, as the kernel lists them: `0-3,8`; empty for all, or if unknown."""
 
 
 UNKNOWN = Details()
+_CPU_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def cpu_ranges(cpus: str) -> list[tuple[int, int]]:
+    """Return the first and last CPU of each range of a list such as `0-3,8`; none if it is empty or no list."""
+    ranges = [_CPU_RANGE.fullmatch(part) for part in cpus.strip().split(",")]
+    return [(int(one[1]), int(one[2] or one[1])) for one in ranges if one] if all(ranges) else []
 
 
 class ThreadLifetime(NamedTuple):

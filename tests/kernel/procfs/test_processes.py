@@ -149,8 +149,22 @@ def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytes
 
 @pytest.mark.kernel
 def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, catalog: Catalog) -> None:
-    cpus = Path("/sys/devices/system/cpu/online").read_text().strip()
-    assert details_of(worker, catalog, 2) == Details("root", "", "/", 0, cpus)
+    assert details_of(worker, catalog, 2) == Details("root", "", "/", 0)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_cpus_are_listed_if_a_process_may_not_use_all() -> None:
+    every = os.sched_getaffinity(0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            of_all = reading(READS, child.pid)
+            os.sched_setaffinity(child.pid, {min(every)})
+            of_one = reading(READS, child.pid)
+        finally:
+            child.kill()
+    assert of_all
+    assert of_one
+    assert (of_all.details.cpus, of_one.details.cpus) == ("", str(min(every)))
 
 
 @pytest.mark.parametrize(

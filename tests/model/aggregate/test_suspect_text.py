@@ -290,6 +290,7 @@ def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: 
     machine.runs("yes", 20, 1.0)
     machine.catalog.details[20] = Details(cpus=hog)
     assert bool(sentences(machine, 3)) == is_accused
+    assert machine.found().rivals == {10, 20}, "of these the CPUs must be known"
 
 
 def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None:

@@ -53,7 +53,7 @@ def test_idle_waits_without_a_stack_count_at_no_cause() -> None:
 
 def test_idle_waits_without_a_stack_are_told_if_they_are_half_of_the_time() -> None:
     table = {(SHORT, 0, NO_WAKE, 7): part(800, 5 * MS), GIL: part(10, 5 * MS)}
-    for samples, says in ((30, "about 3.00 wait without a stack, and are likely idle"), (8, "")):
+    for samples, says in ((30, "about 3.00 threads wait without a stack, and are likely idle"), (8, "")):
         with_idle = {**table, JOIN: part(samples, 5 * MS)}
         assert likely_idle(table, with_idle, LEFT_OUT._replace(below_ns=0), 1000 * MS) == says
 
