@@ -260,3 +260,22 @@ def test_waits_that_may_be_standing_are_shown_in_the_first_seconds_but_make_no_s
     for seconds, leaf in ((3, PIPE_WAIT), (7, STANDS)):
         kept = watched.ticks(seconds)
         assert (leaves(kept), watched.watch.tick(watched.history).suspects) == ({leaf: 20_000}, [])
+
+
+def test_cpus_of_programs_that_compete_for_a_cpu_are_looked_up() -> None:
+    busy = _Watched(
+        *(Waits("svc", 10, f"w{tid}", tid, "run-queue", "schedule", short_waits=1, running_ms=100) for tid in (11, 12)),
+        Waits("yes", 20, "yes", 20, "run-queue", "schedule", short_waits=1, running_ms=900),
+    )
+    busy.ticks(3)
+    assert busy.source.asked == [set()] * 3
+    starved = _Watched(
+        *(
+            Waits("svc", 10, f"w{tid}", tid, "run-queue", "schedule", waits_ms=(800,), ready_ms=800, running_ms=100)
+            for tid in (11, 12)
+        ),
+        Waits("yes", 20, "yes", 20, "run-queue", "schedule", short_waits=1, running_ms=900),
+    )
+    starved.ticks(3)
+    starved.watch.tick(starved.history)
+    assert {10, 20} in starved.source.asked

@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from textual.binding import Binding
@@ -12,9 +14,11 @@ from offtop.model.classify.causes import Fixed
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
+from offtop.model.viewmodel.cause_picture import CausesPicture
+from offtop.model.viewmodel.common import Common
 from offtop.ui.kit.glyphs import UNICODE
 from offtop.ui.panes.help import Help
-from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
+from offtop.ui.panes.suspects import NOTHING, HopText, Suspects, SuspectText, lines, without_suspects
 from offtop.units import NS_PER_S
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, asynchronous, go_on, pane, screen, shown, top, until
@@ -238,3 +242,9 @@ async def test_b_says_how_many_suspects_the_baseline_has() -> None:
 async def test_without_suspects_nothing_is_known_to_stand() -> None:
     async with shown(ScriptedSource(STOOD, ticks=4), (160, 50)) as (app, _):
         assert "Waiting 3.40 = 3.40 blocked + 0.00 run queue   +1.00 idle hidden (i)" in "\n".join(screen(app))
+
+
+def test_waits_without_a_stack_that_are_likely_idle_are_told_if_nothing_stands_out() -> None:
+    common = SimpleNamespace(span_ns=NS_PER_S)
+    for idle, says in (("about 59.0 threads are", "nothing stands out; about 59.0 threads are"), ("", NOTHING)):
+        assert without_suspects(CausesPicture({}, [], {}, idle), cast(Common, common)) == says

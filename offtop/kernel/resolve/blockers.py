@@ -87,7 +87,8 @@ class BlockersWorker:
         self._is_due = self._is_resting = False
         """Whether the latest request has not been served yet, and whether the worker pauses."""
         self._waiting_owners = frozenset[tuple[int, ...]]()
-        """Owners of mutexes that waited at their mutex when it was last published: pid, tid, start of that wait."""
+        """Owners of mutexes that waited when a round for these waits was last published: pid, tid, start of the wait.
+        """
         self._skipped = 0
         self._named = set[int]()
         """Processes that have their name in the catalog only because they are blockers."""
@@ -125,7 +126,8 @@ class BlockersWorker:
         worker = self._worker
         with worker.changed:
             worker.changed.wait_for(lambda: not self._is_due or self._is_resting or worker.is_closing, _FRESH_S)
-        shown = self._of_waits(waiting)
+            found, is_fresh = self._found, not self._is_due
+        shown = self._of_waits(waiting, found, is_fresh)
         self._name({one.pid for some in shown.values() for one in some})
         return shown
 
@@ -145,8 +147,10 @@ class BlockersWorker:
                 catalog.processes[pid] = layout.text_of(comm)
                 self._named.add(pid)
 
-    def _of_waits(self, waiting: Waits) -> dict[ThreadKey, tuple[Blocker, ...]]:
-        found = self._found
+    def _of_waits(
+        self, waiting: Waits, found: Mapping[ThreadKey, Found], is_fresh: bool
+    ) -> dict[ThreadKey, tuple[Blocker, ...]]:
+        """Return what is known of these waits. `is_fresh`: `found` is of the round that was requested for them."""
         if not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
             return {}
         shown: dict[ThreadKey, tuple[Blocker, ...]] = {
@@ -156,28 +160,31 @@ class BlockersWorker:
             return shown
         at = waiting.rows_of(thread_codes(integers([*found], 2)))
         rows, known = waiting.list.rows[at].tolist(), np.flatnonzero(at >= 0).tolist()
-        items, awaited = [*found.items()], self._futexes_of_owners(found, waiting)
+        items, awaited = [*found.items()], self._futexes_of_owners(found, waiting, is_fresh)
         for n in known:
             key, one = items[n]
             if rows[n][READY_NS] or not _is_same(rows[n], one):  # it only waits for a CPU, or is in another wait
                 continue
             futex = rows[n][CALL], rows[n][ARGUMENTS]
             if not any(awaited.get(blocker[:2]) == futex for blocker in one.blockers):
-                shown[key] = _as_likely(one.blockers) if self._is_due else one.blockers
+                shown[key] = one.blockers if is_fresh else _as_likely(one.blockers)
         return shown
 
-    def _futexes_of_owners(self, found: Mapping[ThreadKey, Found], waiting: Waits) -> dict[tuple[int, int], _Futex]:
+    def _futexes_of_owners(
+        self, found: Mapping[ThreadKey, Found], waiting: Waits, is_fresh: bool
+    ) -> dict[tuple[int, int], _Futex]:
         """Return the call and address at which owners of mutexes wait: one that waits for its mutex does not hold it.
 
-        Unless it waited in the same wait when this was last published: then it has not run since, and waits for itself.
-        Nor is an owner left out that is runnable: it is just getting the mutex.
+        Two kinds of owners do hold it, and are left out. One was in the same wait when it was last published, so it has
+        not run since it was read as the owner: it has locked the mutex twice. The other is runnable, because it is just
+        getting the mutex.
         """
         owners = [*{blocker[:2] for one in found.values() for blocker in one.blockers if blocker.via == MUTEX}]
         at = waiting.rows_of(thread_codes(integers(owners, 2)))
         some = [(owner, waiting.list.rows[row]) for owner, row in zip(owners, at.tolist(), strict=True) if row >= 0]
         before, self._waiting_owners = (
             self._waiting_owners,
-            frozenset((*owner, int(row[SWITCHED_OUT_NS])) for owner, row in some),
+            frozenset((*owner, int(row[SWITCHED_OUT_NS])) for owner, row in some if is_fresh),
         )
         return {
             owner: (int(row[CALL]), int(row[ARGUMENTS]))
@@ -201,12 +208,12 @@ class BlockersWorker:
             self._throttled = self._quotas.find(ready) if self._quotas else {}
             # A thread that polls again and again may be in a wait that is still too young.
             young = before.keys() - {one.key for one in asked}
-            self._found = {key: before[key] for key in young if before[key].arguments} | found
-            self._found_s = time.monotonic()
-            before = found
             with worker.changed:
+                self._found = {key: before[key] for key in young if before[key].arguments} | found
+                self._found_s = time.monotonic()
                 self._is_due, self._is_resting = bool(self._latest), True
                 worker.changed.notify_all()
+            before = found
             worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
             self._is_resting = False
 

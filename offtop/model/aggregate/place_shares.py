@@ -27,9 +27,9 @@ _NAMES: Mapping[int, str] = {
     QUEUED: "a CPU",
     NO_STACK: "(no stack)",
 }
+"""Kernel stack → what stands for it, if no cause does."""
 _NOT_PLACES = frozenset((_NAMES[SHORT], _NAMES[FILTERED], _NAMES[NO_STACK]))
 """If most of a row's time is one of these, there is no place that stands for the row."""
-"""Kernel stack → what stands for it, if no cause does."""
 _MOST_KNOWN = 65_536
 SEPARATORS = (" · ", ", ")
 """Between two places; the second one is ASCII."""

@@ -45,7 +45,7 @@ class CpuSuspects:
         }
         if sum(victims.values()) < _LEAST_CPU:
             return []
-        (runner,), largest = self._largest((hog,), activity.running).values(), self._largest(victims, activity.ready)
+        runner, largest = self._largest((hog,), activity.running)[hog], self._largest(victims, activity.ready)
         self.rivals = frozenset((runner, *largest.values()))
         victims = {
             program: amount for program, amount in victims.items() if self._may_share_cpus(largest[program], runner)
@@ -103,7 +103,7 @@ class CpuSuspects:
         found: dict[str, int] = {}
         for pid, amount in by_pid.items():
             program = self._catalog.process(pid)
-            if program in programs and amount > by_pid.get(found.get(program, 0), -1.0):
+            if program in programs and (program not in found or amount > by_pid[found[program]]):
                 found[program] = pid
         return found
 

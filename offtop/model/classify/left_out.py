@@ -67,7 +67,7 @@ def likely_idle(table: _Table, with_idle: _Table, left_out: LeftOut, span_ns: in
 
 
 def _estimated_ns(table: _Table, with_idle: _Table, left_out: LeftOut) -> dict[tuple[int, ...], int]:
-    """Return the same for all rows of `with_idle`.
+    """Return what `estimated_ns` does, for all rows of `with_idle`.
 
     Of a process with n short waits of s ns in all, and samples of L ns on average, so many have no stack that n waits
     take s ns: (s - n * below) / (L - below), each L ns long. All together take at most as long as the waits

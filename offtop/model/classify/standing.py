@@ -172,7 +172,7 @@ class WaitsOfTick:
         return np.array([holds(leaf) for leaf in self._leaves], np.bool_)[self._leaf]
 
     def _like_idle_ones(self) -> Mask:
-        """Return which rows have an ended wait's stack that is idle by a rule."""
+        """Return which rows, whose stack is not known yet, are likely idle by a rule: like the thread's last wait."""
         found = np.zeros(len(self._leaf), np.bool_)
         rows = np.flatnonzero(self._ids[:, USER] != self.waits.sites[:, USER])
         self.look_up(rows)

@@ -19,9 +19,9 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.scan_rows import histogram_of
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Bound, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.values.stack import FIRST_STACK, NO_STACK, SHORT
+from offtop.model.values.stack import ENDED, FIRST_STACK, GONE, NO_STACK, SHORT, Frame, Stack
 from offtop.model.values.wake import FIRST_WAKE, Storm
 from offtop.model.windows.window import Window, between, merge
 from tests.kernel.watch import check_sums
@@ -473,6 +473,29 @@ def test_a_wait_that_began_before_offtop_has_its_whole_length_but_only_the_time_
         assert window.sites[site] == SiteTotals(2, 8_000, 1_500, whole_ns, lengths)
     totals = window.threads[key]
     assert (totals.offcpu_ns, totals.max_ns, totals.histogram) == (8_000, whole_ns, lengths)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_wait_of_a_process_that_has_exited_keeps_the_user_stack_that_was_read(others: int) -> None:
+    """Unless other waits of the thread ended at the same kernel stack: then it is unknown which of them are there."""
+    key, read, gone = ThreadKey(7, 100), 50, 60
+    catalog = Catalog(stacks={read: Stack((Frame("/bin/x", 1),)), gone: Stack((Frame(GONE, 0),), end=ENDED)})
+    waits = [
+        Wait(1_500, 8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK, user=gone),
+        Wait(9_000, 11_000, ready_ns=11_000, preempted=False, kernel=FIRST_STACK, user=gone),
+    ][: 1 + others]
+    ledger = Ledger(1_000, catalog=catalog)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 1_500, False, 0, FIRST_STACK)], primed_ns=1_400)
+    ledger.read_users(np.array([key]), np.array([1_500]), np.array([read]))
+    ledger.tick(3_000, MIN_NS, [], NOTHING, [])
+    before = snapshot(ledger)
+    record = record_of(waits, 3_000, 12_000)
+    assert record
+    ended = SiteDeltas.of(site_records(key, waits, 3_000, 12_000))
+    ledger.tick(12_000, MIN_NS, [(key, record)], ended, [], exited={key: 11_900})
+    check_sums(window := between(before, snapshot(ledger)))
+    ended_at = {site.user: totals.waits for site, totals in window.sites.items() if totals.waits}
+    assert ended_at == ({gone: 2} if others else {read: 1})
 
 
 @pytest.mark.parametrize("kind", [layout.KIND_SHORT, layout.KIND_FILTERED, layout.KIND_LOST])

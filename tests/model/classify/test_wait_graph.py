@@ -148,6 +148,17 @@ def test_holder_does_what_it_does_now_and_not_what_it_did_most_of_the_time() -> 
     assert graph.nodes[edge.target][::2] == (holder, SLEEP)
 
 
+def test_waker_that_idles_for_a_moment_looks_idle() -> None:
+    """Only of a holder it is known that what it does now is what the others wait for."""
+    machine = Machine()
+    waiter = machine.waits("svc", 10, "lock", tid=11)
+    waker = machine.waits("svc", 10, "poll", 0.05, tid=12)
+    machine.held(waiter, Blocker(*waker, WAKER, False))
+    graph = machine.graph()
+    (edge,) = graph.edges
+    assert graph.nodes[edge.target][::2] == (waker, IDLE)
+
+
 @pytest.mark.parametrize("via", [MUTEX, GIL, CHILD, STOPPED_BY])
 def test_owner_that_was_read_from_memory_must_act(via: str) -> None:
     machine = Machine()
