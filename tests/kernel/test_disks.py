@@ -13,6 +13,8 @@ from tests.kernel import programs
 from tests.kernel.test_files import stacks, tracepoints
 from tests.kernel.watch import S, Watch, watching, watching_kernel_stacks
 
+pytestmark = pytest.mark.kernel
+
 READS, WRITES = 200, 100
 CHILD = r"""
 #include <fcntl.h>

@@ -13,6 +13,8 @@ from offtop.model.values.files import FILE
 from tests.kernel import programs, test_disks, test_files, waits
 from tests.kernel.watch import Watch, watching_kernel_stacks
 
+pytestmark = pytest.mark.kernel
+
 ON_DISKS = ("ext4", "xfs", "btrfs")
 FUSE = "fuse2fs"
 

@@ -24,6 +24,8 @@ from offtop.model.values.snapshot import Filters
 from tests.kernel import hangs, programs
 from tests.kernel.watch import Watch, resize_maps, watching, watching_kernel_stacks
 
+pytestmark = pytest.mark.kernel
+
 S = 1_000_000_000
 CHILD = r"""
 #define _GNU_SOURCE

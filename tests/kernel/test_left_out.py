@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kernel import programs
+
+pytestmark = pytest.mark.kernel
 
 SLEEPERS = """
 import os, threading, time
@@ -30,11 +34,3 @@ def test_most_time_without_stacks_is_estimated_to_be_where_it_was() -> None:
     assert short_ns > 20 * tick["span_ns"]  # of 40 threads
     assert [*estimated_ns] == ["sleep"]
     assert 0.9 < estimated_ns["sleep"] / short_ns <= 1.0
-
-
-def test_batch_says_that_most_waits_without_a_stack_are_likely_idle() -> None:
-    offtop = Path(sys.executable).with_name("offtop")
-    with programs.running([sys.executable, "-c", SLEEPERS]) as program:
-        command = [offtop, "-b", "-n", "5", "-p", str(program.pid), "--cpu-budget", "1"]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
-    assert "threads wait without a stack, and are likely idle" in ended.stdout

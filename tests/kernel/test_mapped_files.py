@@ -17,6 +17,8 @@ from tests.kernel import hangs, programs
 from tests.kernel.test_files import activity, by_operation, stacks
 from tests.kernel.watch import Watch, watching, watching_kernel_stacks
 
+pytestmark = pytest.mark.kernel
+
 S = 1_000_000_000
 PAGES = 300
 CHILD = r"""

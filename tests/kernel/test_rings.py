@@ -19,6 +19,8 @@ from tests.kernel import hangs, programs
 from tests.kernel.test_files import activity, by_operation, counts, stacks
 from tests.kernel.watch import Watch, watching, watching_kernel_stacks
 
+pytestmark = pytest.mark.kernel
+
 S = 1_000_000_000
 RING = r"""
 #define _GNU_SOURCE

@@ -12,7 +12,7 @@ from offtop.model.aggregate.filter_syntax import parse
 from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.classify.suspect import Found
-from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.snapshot import Snapshot, Thinned
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import OFFCPU, WAKEUP, Object
 from offtop.model.windows.history import History
@@ -71,6 +71,19 @@ def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle
 def test_a_table_without_rows_says_that_there_are_idle_waits(idle: bool, table: list[Waits]) -> None:
     lines = printed(ScriptedSource(table, ticks=2, ends=True), Wanted(idle_shown=idle))
     assert ("only idle waits: -i shows them" in lines) == (not idle and table == [STUCK[4]])
+
+
+@pytest.mark.parametrize("category", ["poll", "fsync"])
+def test_most_waits_without_a_stack_are_told_to_be_likely_idle_if_their_samples_are(category: str) -> None:
+    table = [
+        Waits("svc", 40, f"w{tid}", tid, category, f"in_{category}", waits_ms=(5,) * 20, short_waits=80_000)
+        for tid in range(41, 45)
+    ]
+    source = ScriptedSource(table, ticks=3, ends=True)
+    source.thinned = Thinned(1, 8 * MS, 2, 320_000, 3_200 * MS)
+    says = [line for line in printed(source, Wanted()) if "are likely idle" in line]
+    assert bool(says) == (category == "poll")
+    assert not says or says[0].startswith("about 3.20 threads wait without a stack, and are likely idle (they count as")
 
 
 def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
