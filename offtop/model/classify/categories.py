@@ -4,7 +4,6 @@ The rules are data, in `offtop/categories.toml`, which explains their syntax: a 
 one file. This module parses the text; it does not read the file.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offtop.model.classify.rule_file import RuleFile, compiled
+from offtop.model.classify.rule_file import NamePatterns, RuleFile, has_wildcard
 from offtop.model.values.table import Ints, Mask
 
 OTHER = "other"
@@ -48,11 +47,11 @@ class Condition(NamedTuple):
     where: str
     """`leaf`, `caller`, `near`, `any` or `not`."""
     patterns: tuple[str, ...]
-    compiled: re.Pattern[str]
+    matcher: NamePatterns
 
     def holds(self, names: Sequence[str]) -> bool:
         first, end = _COVERED_FRAMES[self.where]
-        return any(self.compiled.match(name) for name in names[first:end]) != (self.where == "not")
+        return self.matcher.match_any(names[first:end]) != (self.where == "not")
 
     def said(self, names: Sequence[str] = ()) -> str:
         """Describe the condition: the pattern that matched `names`, or all patterns."""
@@ -85,9 +84,9 @@ class Categories:
     """Categories that are always idle."""
     groups: Mapping[str, tuple[str, ...]]
     rules: tuple[Rule, ...]
-    scheduler_entry: re.Pattern[str]
-    scheduler_tail: re.Pattern[str]
-    kernel_entry: re.Pattern[str]
+    scheduler_entry: NamePatterns
+    scheduler_tail: NamePatterns
+    kernel_entry: NamePatterns
 
     def classify(self, kernel: Sequence[str]) -> str:
         """Return the category of a kernel stack (function names, leaf first, trimmed).
@@ -200,9 +199,9 @@ class _Reader(RuleFile):
             idle=frozenset(idle),
             groups=MappingProxyType(dict(self._groups(plain))),
             rules=rules,
-            scheduler_entry=compiled(self.patterns(self.file, "scheduler_entry", "the file")),
-            scheduler_tail=compiled(self.patterns(self.file, "scheduler_tail", "the file")),
-            kernel_entry=compiled(self.patterns(self.file, "kernel_entry", "the file")),
+            scheduler_entry=NamePatterns(self.patterns(self.file, "scheduler_entry", "the file")),
+            scheduler_tail=NamePatterns(self.patterns(self.file, "scheduler_tail", "the file")),
+            kernel_entry=NamePatterns(self.patterns(self.file, "kernel_entry", "the file")),
         )
 
     def _groups(self, known: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -224,7 +223,7 @@ class _Reader(RuleFile):
         for key in _COVERED_FRAMES:
             if key in table:
                 patterns = self.named_patterns(table, key, where)
-                conditions.append(Condition(key, patterns, compiled(patterns)))
+                conditions.append(Condition(key, patterns, NamePatterns(patterns)))
         if not any(condition.where != "not" for condition in conditions):
             raise self.wrong(where, "it has none of the conditions leaf, caller, near and any")
         return Rule(category, tuple(conditions))
@@ -259,5 +258,4 @@ def _shadows(earlier: Rule, where: str, pattern: str) -> bool:
     first, end = _COVERED_FRAMES[where]
     taker_first, taker_end = _COVERED_FRAMES[taker.where]
     sees_it = taker_first <= first and (taker_end is None or (end is not None and end <= taker_end))
-    plain = not any(wild in pattern for wild in "*?[")
-    return sees_it and (pattern in taker.patterns or (plain and bool(taker.compiled.match(pattern))))
+    return sees_it and (pattern in taker.patterns or (not has_wildcard(pattern) and taker.matcher.match(pattern)))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from offtop.model.classify.categories import bare
-from offtop.model.classify.rule_file import RuleFile, compiled
+from offtop.model.classify.rule_file import NamePatterns, RuleFile
 from offtop.model.values.stack import INLINED, WHOLE, Frame, Names, Stack, functions, nameless
 from offtop.model.values.wake import Object, object_names
 from offtop.printable import printable
@@ -94,15 +94,15 @@ class Condition(NamedTuple):
 
     where: str
     patterns: tuple[str, ...]
-    compiled: re.Pattern[str]
-    chains: tuple[tuple[re.Pattern[str], ...], ...] = ()
+    matcher: NamePatterns
+    chains: tuple[tuple[NamePatterns, ...], ...] = ()
     """For `python`: what each pattern says about the innermost function, its caller, and so on."""
 
     @classmethod
     def of(cls, where: str, patterns: tuple[str, ...]) -> "Condition":
         chains = [pattern.split(_CALLED_BY) for pattern in patterns] if where == "python" else []
-        each = tuple(tuple(compiled((one,)) for one in chain) for chain in chains)
-        return cls(where, patterns, compiled(patterns), each)
+        each = tuple(tuple(NamePatterns((one,)) for one in chain) for chain in chains)
+        return cls(where, patterns, NamePatterns(() if chains else patterns), each)
 
     def holds(self, subject: Subject) -> bool:
         names = subject.seen(self.where)
@@ -111,7 +111,7 @@ class Condition(NamedTuple):
                 len(chain) <= len(names) and all(one.match(name) for one, name in zip(chain, names, strict=False))
                 for chain in self.chains
             )
-        return any(map(self.compiled.match, names)) != (self.where == "not")
+        return self.matcher.match_any(names) != (self.where == "not")
 
 
 class PeerName(NamedTuple):

@@ -14,6 +14,7 @@ from offtop.printable import printable
 
 _LONGEST_SHOWN = 60
 """Characters of the file's text that an error quotes."""
+_WILDCARDS = frozenset("*?[")
 
 
 class RuleFile:
@@ -26,6 +27,9 @@ class RuleFile:
         """Parse `text`; `name` is for errors. Raises OfftopError for invalid TOML."""
         self.name, self._remedy = name, remedy
         self._lines = text.splitlines()
+        self._rule_lines = [
+            number for number, line in enumerate(self._lines, start=1) if line.partition("#")[0].strip() == "[[rule]]"
+        ]
         try:
             self.file: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -86,8 +90,8 @@ class RuleFile:
 
     def rule_place(self, number: int) -> str:
         """Return `rule 7 (line 214)`; lines are counted here, since tomllib does not report them."""
-        starts = [at for at, line in enumerate(self._lines, start=1) if line.split("#")[0].strip() == "[[rule]]"]
-        return f"rule {number} (line {starts[number - 1]})" if number <= len(starts) else f"rule {number}"
+        lines = self._rule_lines
+        return f"rule {number} (line {lines[number - 1]})" if number <= len(lines) else f"rule {number}"
 
     def wrong(self, where: str, what: str) -> OfftopError:
         if where.startswith("[") and where in self._lines:
@@ -99,9 +103,20 @@ def short(text: str) -> str:
     return printable(text[:_LONGEST_SHOWN])
 
 
-def compiled(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Return a regular expression that matches whole names with any of the patterns.
+class NamePatterns:
+    """Matches whole names. Patterns have `*`, `?` and `[...]` as in a shell; most have none."""
 
-    Patterns have `*` and `?` as in a shell.
-    """
-    return re.compile("|".join(translate(pattern) for pattern in patterns))
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._literal = frozenset(pattern for pattern in patterns if not has_wildcard(pattern))
+        wild = [translate(pattern) for pattern in patterns if has_wildcard(pattern)]
+        self._wild = re.compile("|".join(wild)) if wild else None
+
+    def match(self, name: str) -> bool:
+        return name in self._literal or (self._wild is not None and bool(self._wild.match(name)))
+
+    def match_any(self, names: Iterable[str]) -> bool:
+        return not self._literal.isdisjoint(names) or (self._wild is not None and any(map(self._wild.match, names)))
+
+
+def has_wildcard(pattern: str) -> bool:
+    return not _WILDCARDS.isdisjoint(pattern)
