@@ -78,7 +78,7 @@ flaky: setup-test ## run each kernel test 20 times: none may fail; ARGS='tests/k
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
 	    --session-timeout 43200 $(ARGS)
 
-examples: setup-test ## run the property tests with 1,000 examples each instead of 40
+examples: setup-test ## run the property tests with 1,000 examples each instead of 25
 	@OFFTOP_EXAMPLES=1000 $(bin)/pytest -p no:cacheprovider -m 'hypothesis and not kernel' --timeout 1800 -n 2 $(ARGS)
 
 # -W makes a dead link an error.

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from offtop.person import Person
 
-EXAMPLES = int(os.environ.get("OFFTOP_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("OFFTOP_EXAMPLES", "25"))
 """How many examples each property test draws: others in each run, and many in `make examples`."""
 # How long an example takes depends on the machine, which may be busy with other work.
 settings.register_profile(

@@ -452,6 +452,7 @@ def test_holder_of_a_file_lock_is_the_process_that_took_it(live: Watch, tmp_path
             assert blockers == (Blocker(holder_pid, 0, FILE_LOCK, True, name),)
 
 
+@pytest.mark.variant
 def test_process_that_inherited_a_lock_holds_it(live: Watch, tmp_path: Path) -> None:
     file = tmp_path / "job.lock"
     file.touch()

@@ -243,6 +243,11 @@ def test_each_wait_has_its_python_functions_in_order(python: Path, wait_s: float
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    "python",
+    [pytest.param(one, marks=[] if HERE[one] == OWN else [pytest.mark.variant]) for one in sorted(HERE)],
+    indirect=True,
+)
 def test_python_functions_are_found_along_frame_pointers(python: Path, tmp_path: Path) -> None:
     with (
         script(tmp_path, APP, python, "0.03") as child,

@@ -635,7 +635,7 @@ def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch
         assert 1 <= storm.storms < 5
 
 
-@pytest.mark.parametrize("typed", [None, 1])
+@pytest.mark.parametrize("typed", [None, pytest.param(1, marks=pytest.mark.variant)])
 def test_if_wakers_are_refused_the_error_names_a_fix_and_offcpu_goes_on(
     monkeypatch: pytest.MonkeyPatch, typed: int | None
 ) -> None:
