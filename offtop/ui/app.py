@@ -217,7 +217,8 @@ class OfftopApp(TerminalApp):
             self.picture = replace(shown, head=replace(shown.head, behind_ns=behind_ns))
             self._draw_picture(self.picture, self.layout)
         late_ns = self._ticked_ns - last_ns
-        if last_ns and not self._source.is_elsewhere and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
+        is_frozen = last_ns and not self._source.is_elsewhere and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns)
+        if is_frozen and not self._alert_line.alert:  # an outlier that was announced meanwhile stays
             delay = span(round(late_ns, -9))
             self.show_alert(f"the screen did not update for {delay}; measuring continued")
 

@@ -1,6 +1,7 @@
 """Outliers on the screen: announced on the alert line, marked, listed, opened, and gone to in time."""
 
 import re
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ async def test_outlier_is_announced_once_counted_and_marked_on_row_and_timeline(
         await pilot.press("H")
         assert [line.split()[2] for line in screen(app) if "▲" in line][1:] == ["connection"]
         assert not screen(app)[-2].startswith("outlier")
+
+
+@asynchronous
+async def test_a_frozen_screen_is_reported_but_not_over_an_outlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ns = count(1, 10 * NS_PER_S)
+    monkeypatch.setattr("offtop.ui.app.monotonic_ns", lambda: next(clock_ns))
+    for actions, alert in ((None, "the screen did not update for 10s"), (outlier_actions(), "outlier: >3.50s lock")):
+        async with shown(ScriptedSource(STUCK, ticks=5), outlier_actions=actions) as (app, _):
+            assert screen(app)[-2].startswith(alert)
 
 
 @asynchronous
