@@ -160,14 +160,14 @@ class KernelSymbols:
         They are (address, bytes), largest first. `prefixes`: only functions whose names start with one of these are
         considered.
         """
-        found: list[tuple[int, int]] = []
         begins = "|".join(map(re.escape, prefixes)).encode()
-        for line in re.finditer(rb"(?<=\n)(?:" + begins + rb")[^\n\t]*(?=\n)", self._names):
-            if wanted(line[0].decode(errors="replace")):
-                start = self._addresses[self._lines.index(line.start())]
-                found.append((start, self._addresses[bisect_right(self._addresses, start)]))
+        lines = [found.start() + 1 for found in re.finditer(rb"\n(?:" + begins + rb")", self._names)]
+        names = {at: self._names[at : self._names.index(b"\n", at)] for at in lines}
+        of_core = [at for at, name in names.items() if b"\t" not in name and wanted(name.decode(errors="replace"))]
+        rows = np.flatnonzero(np.isin(np.frombuffer(self._lines, np.uint32), of_core))
+        found = {self._addresses[row] for row in rows.tolist()}
         joined: list[tuple[int, int]] = []
-        for start, end in sorted(found):
+        for start, end in sorted((start, self._addresses[bisect_right(self._addresses, start)]) for start in found):
             if joined and joined[-1][1] == start:
                 joined[-1] = joined[-1][0], end
             else:
