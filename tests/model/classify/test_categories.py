@@ -125,6 +125,12 @@ def test_every_category_with_a_rule_was_recorded_except_for_devices() -> None:
             "reclaim",
         ),
         ("6.1", "folio_wait_bit_common folio_wait_writeback truncate_inode_pages_range evict", "disk-write"),
+        (
+            "6.18",
+            "__iomap_dio_rw iomap_dio_rw ext4_file_read_iter do_iter_readv_writev vfs_readv do_preadv",
+            "disk-read",
+        ),
+        ("6.18", "__iomap_dio_rw iomap_dio_rw xfs_file_write_iter do_iter_readv_writev vfs_writev", "disk-write"),
         ("6.1", "__folio_lock migrate_pages_batch migrate_pages compact_zone __alloc_pages", "reclaim"),
         (
             "6.1",
