@@ -2,10 +2,11 @@
 
 A mutex contains the tid of its owner (`__owner`, struct __pthread_mutex_s), which offtop reads from the process's
 memory. The process can write anything there. So the owner is accepted only if the waiter is in pthread_mutex_lock() or
-a similar function, the mutex is locked and has waiters, a second read finds the same, and the owner is another living
-thread of that process. If processes share a mutex, each writes its tid in its own pid namespace; in the waiter's, that
-tid can be another thread. So that owner is only likely, and in a container none is reported. The kernel knows the owner
-of a mutex with priority inheritance: its word is the owner's tid.
+a similar function, the mutex is locked and has waiters, a second read finds the same, and the owner is a living thread
+of that process. The waiter itself may be the owner, if it has got the mutex meanwhile: blockers.py handles that. If
+processes share a mutex, each writes its tid in its own pid namespace; in the waiter's, that tid can be another thread.
+So that owner is only likely, and in a container none is reported. The kernel knows the owner of a mutex with priority
+inheritance: its word is the owner's tid.
 """
 
 import struct
@@ -73,9 +74,7 @@ class Mutexes:
         for (_, address, is_pi), waiters in [*mutexes.items()][:_MOST_MUTEXES]:
             with suppress(OSError):  # TimeoutError is one
                 if owner := self._owner(waiters[0].key, address, _pi_mutex if is_pi else _mutex):
-                    found |= {
-                        one.key: Found(one.switched_out_ns, (owner,)) for one in waiters if one.key.tid != owner.tid
-                    }
+                    found |= {one.key: Found(one.switched_out_ns, (owner,)) for one in waiters}
         self.unread += max(0, len(mutexes) - _MOST_MUTEXES)
         return found
 

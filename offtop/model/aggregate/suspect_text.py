@@ -187,7 +187,7 @@ class SuspectTexts:
     def waited_for(self, one: Suspect) -> str:
         """Return what the sentence says that threads wait for: `the WAL flush`."""
         if one.kind in (DEADLOCK, LOOP):
-            return "each other"
+            return "each other" if len(one.hops) > 1 else self.what(one.end)
         return _WAITS[THROTTLE] if one.kind == QUOTA else self.what(one.hops[self._first(one)])
 
     def does(self, hop: Hop) -> str:
@@ -221,8 +221,9 @@ class SuspectTexts:
         age_ns = one.hops[first].age_ns
         is_repeated = one.lasted_ns >= max(_LEAST_SEEN_NS, _LEAST_TIMES * age_ns)
         seen = f"seen for {duration(one.lasted_ns)}" if is_repeated else ""
-        behind = one.hops[first - 1] if first else None
-        more = f"{behind.threads} {behind.program} behind" if behind else ""
+        programs = {hop.program for hop in one.hops[:first]}
+        who = programs.pop() if len(programs) == 1 else "threads"
+        more = f"{sum(hop.threads for hop in one.hops[:first])} {who} behind" if first else ""
         if one.kind == CPU:
             seen, more = "", f"{threads(one.waiting)} threads on average"
         text = ", ".join(filter(None, (duration(age_ns), seen, more)))
@@ -246,6 +247,9 @@ class SuspectTexts:
 
     def _circle(self, one: Suspect) -> Sentence:
         some = [self.name_of(hop) for hop in one.hops]
+        if len(some) == 1:
+            waits = f"{some[0]} waits for {self.what(one.end)} ({duration(one.end.age_ns)}), which it holds itself"
+            return Sentence(waits, f"where it takes that lock twice: offtop -p {one.end.key.pid}, and its stack")
         locks = [hop.what for hop in one.hops if hop.what]
         age = duration(min(hop.age_ns for hop in one.hops))
         what = f" (locks {', '.join(locks)})" if locks else ""

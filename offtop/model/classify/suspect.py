@@ -10,7 +10,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 HOLDER, DEADLOCK, LOOP, CPU, QUOTA, WAIT = "holder", "deadlock", "loop", "cpu", "quota", "wait"
 KINDS: Mapping[str, str] = {
     HOLDER: "others wait for what it holds, or for what it must do",
-    DEADLOCK: "threads that wait for each other's locks",
+    DEADLOCK: "threads that wait for each other's locks, or one for a lock that it holds itself",
     LOOP: "threads that wait for each other, not only for locks",
     CPU: "others wait for a CPU while it runs",
     QUOTA: "its cgroup has used up its CPU quota",

@@ -363,6 +363,10 @@ class _Builder:
     def _add_edges(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""
         targets: dict[int, Blocker] = {}
+        if len(some) == 1 and some[0].pid == key.pid and (found := self._own_holder(row, key, some[0])):
+            holder, is_exact = found
+            self._edges.add(Edge(row, holder, 1.0, some[0].via, is_exact, some[0].what))
+            return
         for one in some:
             if one.pid == key.pid and one.tid in (0, key.tid):
                 if not one.tid:  # the waiter has the other end open, too, as make does with its job server
@@ -373,6 +377,25 @@ class _Builder:
             targets[target] = one
         for target, one in targets.items():
             self._edges.add(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
+
+    def _own_holder(self, row: int, key: ThreadKey, one: Blocker) -> tuple[int, bool] | None:
+        """Return the node of the waiter's own process that holds the lock, and whether it is sure; None if unknown.
+
+        A thread can lock a mutex twice, and a process a file, through two descriptors. The process has the file's lock:
+        of its threads, one that does not wait for it must release it. If all of them wait for it, none can.
+        """
+        if one.via == MUTEX and one.tid == key.tid and one.is_exact:
+            return row, True
+        if one.via != FILE_LOCK or self._activity.busy(ThreadKey(key.pid, 0))[1] >= _LEAST_BUSY:
+            return None
+        same = [other for other, some in self._snapshot.blockers.items() if other.pid == key.pid and one in some]
+        threads = int(np.count_nonzero(Waits.of(self._snapshot.waiting).list.rows[:, 0] == key.pid))
+        rows = self._rows_of(key.pid)
+        others = rows[~self._are_of(same, rows)]
+        if len(others):
+            main = self._row_of(key.pid, key.pid)
+            return int(main if main in others else others[0]), one.is_exact and threads == len(same) + 1
+        return (int(rows[0]), True) if one.is_exact and threads == len(same) else None
 
     def _other_node(self, one: Blocker) -> int:
         """Return the node of an address or a disk."""

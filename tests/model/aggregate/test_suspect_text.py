@@ -74,6 +74,19 @@ def test_other_programs_that_wait_for_the_same_are_counted() -> None:
     assert says == "3 flock and 1 other program wait for job.lock (9.00s), held by sleep(20), which sleeps"
 
 
+@pytest.mark.parametrize(("program", "behind"), [("stat", "5 stat behind"), ("ls", "5 threads behind")])
+def test_all_that_wait_behind_the_first_are_counted(program: str, behind: str) -> None:
+    machine = Machine()
+    first, server = machine.waits("stat", 10, "other", 8), machine.waits("fuse", 20, "lock", 8.7)
+    for pid in (11, 12, 13, 14):
+        machine.held(machine.waits(program, pid, "kernel-lock", 8), Blocker(10, 10, KERNEL_LOCK, True))
+    machine.held(first, Blocker(20, 0, ANSWER, True))
+    machine.held(server, Blocker(30, 0, FILE_LOCK, True, "flk"))
+    machine.waits("sleep", 30, "sleep", 30)
+    ((says, _),) = sentences(machine)
+    assert says == f"fuse(20) waits for flk (8.70s, {behind}), held by sleep(30), which sleeps"
+
+
 def test_programs_that_wait_for_something_else_are_not_counted() -> None:
     machine = Machine()
     for pid in (10, 11, 12):

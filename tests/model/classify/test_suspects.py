@@ -6,6 +6,7 @@ import pytest
 
 from offtop import paths
 from offtop.errors import OfftopError
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify import suspect_weights
 from offtop.model.classify.suspect import CPU, DEADLOCK, HOLDER, QUOTA, WAIT, Found, SuspectName, averages, gone
 from offtop.model.classify.suspects import SuspectFinder
@@ -27,7 +28,7 @@ from offtop.model.values.peers import CLIENT, PEER, READER, WRITER, Peers, PeerS
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
-from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
+from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine, OwnNames
 
 _SESSION = "postgres: main: bench shop [local] "
 _ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
@@ -120,6 +121,30 @@ def test_threads_that_want_each_others_locks_are_a_deadlock() -> None:
     (one,) = machine.found().suspects
     assert (one.kind, one.waiting, {hop.program for hop in one.hops}) == (DEADLOCK, 3, {"a.py", "b.py"})
     assert not one.is_likely
+
+
+@pytest.mark.parametrize("holder", [Blocker(10, 0, FILE_LOCK, True, "x.lock"), Blocker(10, 10, MUTEX, True)])
+def test_a_thread_that_takes_its_own_lock_again_is_a_deadlock(holder: Blocker) -> None:
+    machine = Machine()
+    user, kernel = (_MUTEX, "futex_wait") if holder.via == MUTEX else ((), "flock_lock_inode_wait")
+    machine.held(machine.waits("a.py", 10, "lock", 9, *user, kernel=kernel), holder)
+    (one,) = machine.found().suspects
+    assert (one.kind, one.waiting, len(one.hops), one.end.what) == (DEADLOCK, 1, 1, holder.what)
+    text = SuspectTexts(machine.catalog, OwnNames(), machine.causes).sentence(one).says
+    assert text == f"a.py(10) waits for {holder.what or 'a mutex'} (9.00s), which it holds itself"
+
+
+def test_threads_that_lock_a_file_of_their_own_process_wait_for_its_other_threads() -> None:
+    machine = Machine()
+    machine.waits("a.py", 10, "sleep", 20)
+    for tid in (11, 12):
+        waiter = machine.waits("a.py", 10, "lock", 9, kernel="flock_lock_inode_wait", tid=tid)
+        machine.held(waiter, Blocker(10, 0, FILE_LOCK, True, "x.lock"))
+    (one,) = machine.found().suspects
+    assert (one.kind, one.end.key, one.end.state, one.is_likely) == (HOLDER, ThreadKey(10, 10), "sleep", False)
+    machine.waits("a.py", 10, "pipe", 0.05, tid=13)
+    (one,) = machine.found().suspects
+    assert (one.end.key, one.is_likely) == (ThreadKey(10, 10), True)  # the thread that reads may release it as well
 
 
 def test_processes_that_read_from_each_other_are_not_a_deadlock() -> None:
