@@ -61,10 +61,13 @@ class CauseShare(NamedTuple):
     """Process with most of the time, of the program with most of it."""
     is_estimated: bool = False
     """Whether a part of it is an estimate: see left_out.py."""
+    is_mixed: bool = False
+    """Whether that program has less than half of it."""
 
     def in_short(self, catalog: Catalog, with_process: bool) -> str:
-        """Return `88% wait for Python's GIL (gunicorn)`."""
+        """Return `88% wait for Python's GIL (gunicorn)`, or `30% wait for work (kworker and others)`."""
         process = printable(catalog.process(self.pid)) if with_process else ""
+        process += " and others" if process and self.is_mixed else ""
         what = f"wait for {self.rule.name}" if self.rule else "match no cause rule"
         about = "about " if self.is_estimated else ""
         return f"{about}{100 * self.share:.0f}% {what}{f' ({process})' if process else ''}"
@@ -200,16 +203,12 @@ class CauseFinder:
             of_rule[pid] = of_rule.get(pid, 0) + total_ns
         self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
         whole_ns = sum(max(0, part[1]) for part in table.values())  # time moves when the stacks of waits are read
-        parts = [
-            CauseShare(
-                _largest(rules[name]),
-                ns,
-                ns / whole_ns if whole_ns else 0.0,
-                _largest_of_program(by_pid[name], catalog),
-                name in guessed,
-            )
-            for name, ns in sums.items()
-        ]
+        parts: list[CauseShare] = []
+        for name, ns in sums.items():
+            pid, of_program_ns = _largest_of_program(by_pid[name], catalog)
+            share = ns / whole_ns if whole_ns else 0.0
+            is_mixed = 2 * of_program_ns < ns
+            parts.append(CauseShare(_largest(rules[name]), ns, share, pid, name in guessed, is_mixed))
         return sorted(parts, key=lambda one: -one.total_ns)
 
     def rules_at(self, sites: Iterable[tuple[int, ...]], catalog: Catalog) -> list[Rule | None]:
@@ -385,13 +384,13 @@ def _where(ids: Sequence[int]) -> Where:
     return pid, kernel, user
 
 
-def _largest_of_program(by_pid: Mapping[int, int], catalog: Catalog) -> int:
-    """Return the largest process of the program with the largest sum."""
+def _largest_of_program(by_pid: Mapping[int, int], catalog: Catalog) -> tuple[int, int]:
+    """Return the largest process of the program with the largest sum, and that sum."""
     programs = Counter[str]()
     for pid, ns in by_pid.items():
         programs[catalog.process(pid)] += ns
-    ((most, _),) = programs.most_common(1)
-    return _largest({pid: ns for pid, ns in by_pid.items() if catalog.process(pid) == most})
+    ((most, sum_ns),) = programs.most_common(1)
+    return _largest({pid: ns for pid, ns in by_pid.items() if catalog.process(pid) == most}), sum_ns
 
 
 def _largest(parts: Mapping[K, int]) -> K:

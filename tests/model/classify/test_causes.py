@@ -369,6 +369,13 @@ def test_cause_is_of_the_program_that_waits_most_for_it_not_of_one_large_process
     assert one.in_short(some.catalog, with_process=True) == "100% wait for plain (stress-ng)"
 
 
+def test_cause_of_many_programs_is_not_put_down_to_the_largest_alone() -> None:
+    some = window(*((SiteKey(pid, pid, LOCK, 8), ns) for pid, ns in ((7, 30), (21, 40), (22, 30))))
+    some.catalog.processes.update({21: "nu-cond", 22: "kworker"})
+    (one,) = CauseFinder(FixedNames(), Fixed(IDLE_RULES)).rules_of(by_site(shares(some, Idle()), Scope()), some.catalog)
+    assert one.in_short(some.catalog, with_process=True) == "100% wait for plain (nu-cond and others)"
+
+
 def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None:
     some = window(
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
