@@ -10,6 +10,7 @@ from pathlib import Path
 from offtop import paths
 from offtop.commands.option_values import (
     STATES,
+    AddIds,
     count_value,
     depth_value,
     duration_value,
@@ -155,11 +156,12 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 5
         "-p",
         "--pid",
         type=pids_value,
+        action=AddIds,
         default=(),
         metavar="PID,…",
         help="only these processes; CONTAINER:PID takes the PID inside a container",
     )
-    add("-t", "--tid", type=ids_value, default=(), metavar="TID,…", help="only these threads")
+    add("-t", "--tid", type=ids_value, action=AddIds, default=(), metavar="TID,…", help="only these threads")
     add(
         "--cgroup",
         metavar="PATH",

@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from offtop.model.aggregate.budget import parse_rate
 from offtop.model.values.state import MASKS
@@ -164,6 +164,18 @@ def _percent_of(text: str) -> float:
     if not 0.1 <= share <= 1000:
         raise ValueError(text)
     return share
+
+
+class AddIds(argparse.Action):
+    """Add ids to those of the same option before it, as top does: `-p 1 -p 2` is `-p 1,2`."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: object = None
+    ) -> None:
+        ids = tuple(dict.fromkeys((*getattr(namespace, self.dest), *values)))
+        if len(ids) > _MOST_IDS:
+            raise argparse.ArgumentError(self, f"{len(ids):,} ids are too many (at most {_MOST_IDS})")
+        setattr(namespace, self.dest, ids)
 
 
 host_value = _argument(_host_of, "a host: a name from your ssh_config, USER@HOST, or ssh://USER@HOST:PORT")
