@@ -128,7 +128,7 @@ def _batch(survey: "Survey", question: "Question", url: str, args: argparse.Name
     from offtop.fleet.client import ApiError
     from offtop.fleet.hosts import STANDS_OUT
     from offtop.fleet.reader import delay_ns
-    from offtop.reports.objects import encode
+    from offtop.reports.json_encoding import encode
 
     order, fleet = tuple(choices.category_rules().ids), None
     for number in itertools.count(1):

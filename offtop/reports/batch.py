@@ -206,7 +206,8 @@ class _Printer:
 
     def json(self, tick: Tick, moved: Tick | None, outliers: Sequence[Outlier], found: Found) -> str:
         """Return a tick as one line of JSON."""
-        from offtop.reports import objects, tick_json  # here, so that tables start sooner
+        from offtop.reports import tick_json  # here, so that tables start sooner
+        from offtop.reports.json_encoding import encode
 
         source, unfiltered = self._source, tick.unfiltered
         self.wait_for_names(unfiltered, stacks_of(tick) | stacks_of_suspects(found) | io_stacks(unfiltered.window))
@@ -222,7 +223,7 @@ class _Printer:
             suspects=found,
             listed=None if source.recorded else self._wanted.listed,
         )
-        return objects.encode(made)
+        return encode(made)
 
     def tables(self, tick: Tick, lifetime: Tick | None, outliers: Sequence[Outlier], found: Found, width: int) -> str:
         """Return a tick as text tables. `lifetime`: everything since the start, for sorting by TOTAL."""

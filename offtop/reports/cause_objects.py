@@ -16,7 +16,7 @@ from offtop.model.windows.breakdown import (
     THROTTLE,
     Leaf,
 )
-from offtop.reports import objects
+from offtop.reports.objects import json_breakdowns
 
 
 class Causes:
@@ -34,7 +34,7 @@ class Causes:
         self._rules = {key: cause_finder.rule_of(key, catalog) for key, _ in those}
         self._ns: dict[str, Counter[str]] = {}
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
-        self.all: list[objects.Cause] = []
+        self.all: list[json_breakdowns.Cause] = []
         """Most time first."""
         whole: dict[Rule, int] = {}
         for key, totals in those:
@@ -55,7 +55,7 @@ class Causes:
         for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
             texts = {"id": rule.id, "name": rule.name, "says": rule.says}
             self.all.append(
-                objects.Cause(
+                json_breakdowns.Cause(
                     **texts, next=without_keys(rule.next) or None, idle=rule.idle, total_ns=ns, estimated_ns=more[rule]
                 )
             )

@@ -218,7 +218,8 @@ def _line(one: Change) -> str:
 
 
 def _json(before: Compared, after: Compared) -> str:
-    from offtop.reports import header_objects, objects, suspect_objects  # here, so that tables start sooner
+    from offtop.reports import header_objects, suspect_objects  # here, so that tables start sooner
+    from offtop.reports.json_encoding import encode
 
     ends = {
         word: {
@@ -248,7 +249,7 @@ def _json(before: Compared, after: Compared) -> str:
         for mode in LIST_MODES
         if mode in before.io and mode in after.io
     }
-    return objects.encode({**ends, **tables, "suspects": suspects})
+    return encode({**ends, **tables, "suspects": suspects})
 
 
 def _change(one: Change) -> dict[str, Any]:

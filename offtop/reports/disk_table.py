@@ -13,8 +13,8 @@ from offtop.model.values.stack import Names
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import DISKS
 from offtop.printable import printable
-from offtop.reports import objects
 from offtop.reports.io_changes import change_object, compared_rows
+from offtop.reports.objects import json_io
 from offtop.reports.stack_objects import request_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, byte_rate, count, duration
@@ -90,31 +90,31 @@ def _megabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.2f}" if bytes_per_s else ""
 
 
-def disk_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> objects.DiskRequests | None:
+def disk_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> json_io.DiskRequests | None:
     """Return the requests to disks of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.disks
     if activity is None:
         return None
     listed = _listed(tick, activity, "WAITING", False, by_thread=True)
     rows, gone = compared_rows(listed.rows, tick, DISKS, comparison)
-    return objects.DiskRequests(
+    return json_io.DiskRequests(
         lost=listed.lost,
         elided_rows=listed.elided_rows,
-        elided=objects.RequestSums(**_sums(listed.elided)),
+        elided=json_io.RequestSums(**_sums(listed.elided)),
         disks=[
-            objects.Disk(
+            json_io.Disk(
                 disk=printable(row.name),
                 device=device_text(row.device),
                 busy_ns=row.totals.busy_ns,
-                reads=objects.RequestSums(**_sums(row.totals.reads)),
-                writes=objects.RequestSums(**_sums(row.totals.writes)),
-                others=objects.RequestSums(**_sums(row.totals.others)),
+                reads=json_io.RequestSums(**_sums(row.totals.reads)),
+                writes=json_io.RequestSums(**_sums(row.totals.writes)),
+                others=json_io.RequestSums(**_sums(row.totals.others)),
                 **_latency(row.totals.every),
             )
             for row in listed.devices
         ],
         rows=[
-            objects.DiskRequest(
+            json_io.DiskRequest(
                 disk=printable(row.disk),
                 device=device_text(row.key.device),
                 op=row.key.operation,
@@ -134,7 +134,7 @@ def disk_object(tick: Tick, names: Names, comparison: Comparison | None = None) 
 
 
 def _sums(totals: DiskTotals) -> dict[str, Any]:
-    return {name: getattr(totals, name) for name in objects.RequestSums.__struct_fields__}
+    return {name: getattr(totals, name) for name in json_io.RequestSums.__struct_fields__}
 
 
 def _latency(totals: DiskTotals) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from offtop.model.values.stack import Names
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import FILES
 from offtop.printable import printable
-from offtop.reports import objects
 from offtop.reports.io_changes import change_object, compared_rows
+from offtop.reports.objects import json_io
 from offtop.reports.stack_objects import file_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, byte_rate, count, duration
@@ -68,16 +68,16 @@ def _line(row: FileRow) -> str:
     )
 
 
-def file_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> objects.FileOperations | None:
+def file_object(tick: Tick, names: Names, comparison: Comparison | None = None) -> json_io.FileOperations | None:
     """Return the file operations of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.files
     if activity is None:
         return None
     listed = _listed(tick, activity, "WAITING", False)
     rows, gone = compared_rows(listed.rows, tick, FILES, comparison)
-    return objects.FileOperations(
+    return json_io.FileOperations(
         lost=listed.lost,
-        elided=objects.ElidedFileOperations(
+        elided=json_io.ElidedFileOperations(
             rows=listed.elided_rows,
             calls=listed.elided.calls,
             bytes=listed.elided.bytes,
@@ -85,7 +85,7 @@ def file_object(tick: Tick, names: Names, comparison: Comparison | None = None) 
             offcpu_ns=listed.elided.off_cpu_ns,
         ),
         rows=[
-            objects.FileOperation(
+            json_io.FileOperation(
                 pid=row.key.pid,
                 process=printable(row.process),
                 op=row.key.operation,

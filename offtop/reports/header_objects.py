@@ -9,11 +9,11 @@ from offtop.model.values.snapshot import (
 )
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.reports import objects
+from offtop.reports.objects import json_header
 
 
-def filters_object(filters: Filters) -> objects.Filters:
-    return objects.Filters(
+def filters_object(filters: Filters) -> json_header.Filters:
+    return json_header.Filters(
         pids=tuple(filters.pids),
         tids=tuple(filters.tids),
         who=filters.who,
@@ -25,10 +25,10 @@ def filters_object(filters: Filters) -> objects.Filters:
     )
 
 
-def sampling_object(sampling: Sampling | None, span_ns: int) -> objects.Sampling | None:
+def sampling_object(sampling: Sampling | None, span_ns: int) -> json_header.Sampling | None:
     if sampling is None:
         return None
-    return objects.Sampling(
+    return json_header.Sampling(
         rate_hz=round(sampling.rate_hz(span_ns), 1),
         apart_ns=sampling.apart_ns(span_ns),
         guessed_ns=sampling.guessed_ns,
@@ -38,9 +38,9 @@ def sampling_object(sampling: Sampling | None, span_ns: int) -> objects.Sampling
     )
 
 
-def calls_object(window: Window) -> objects.Calls:
+def calls_object(window: Window) -> json_header.Calls:
     calls = window.calls
-    return objects.Calls(
+    return json_header.Calls(
         function=printable(window.filters.within),
         calls=calls.returned,
         left=calls.left,
@@ -56,8 +56,8 @@ def calls_object(window: Window) -> objects.Calls:
     )
 
 
-def cost_object(cost: Cost) -> objects.Cost:
-    return objects.Cost(
+def cost_object(cost: Cost) -> json_header.Cost:
+    return json_header.Cost(
         bpf_ns_per_switch=round(cost.bpf_ns_per_switch, 1) if cost.bpf_ns_per_switch >= 0 else None,
         switches=cost.switches if cost.switches >= 0 else None,
         cpu_pct=round(cost.cpu_pct, 2) if cost.cpu_pct >= 0 else None,
@@ -68,14 +68,14 @@ def cost_object(cost: Cost) -> objects.Cost:
     )
 
 
-def kernel_memos_object(cost: Cost) -> objects.KernelStackMemos | None:
+def kernel_memos_object(cost: Cost) -> json_header.KernelStackMemos | None:
     if not cost.kernel_check_every:
         return None
-    return objects.KernelStackMemos(**cost.kernel_memos._asdict(), check_every=cost.kernel_check_every)
+    return json_header.KernelStackMemos(**cost.kernel_memos._asdict(), check_every=cost.kernel_check_every)
 
 
-def detail_object(thinned: Thinned, min_ns: int) -> objects.Detail:
-    return objects.Detail(
+def detail_object(thinned: Thinned, min_ns: int) -> json_header.Detail:
+    return json_header.Detail(
         level=thinned.level,
         stacks_from_ns=thinned.stacks_from_ns or min_ns,
         cpus=thinned.cpus,

@@ -11,7 +11,7 @@ from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import DisksView, View
 from offtop.printable import printable
-from offtop.reports import objects
+from offtop.reports.objects import json_baseline
 from offtop.reports.tick import Tick
 
 Row = TypeVar("Row", FileRow, DiskRow)
@@ -19,7 +19,7 @@ Row = TypeVar("Row", FileRow, DiskRow)
 
 def compared_rows(
     rows: Sequence[Row], tick: Tick, focus: str, comparison: Comparison | None
-) -> tuple[Sequence[Row], list[objects.GoneIo] | UnsetType]:
+) -> tuple[Sequence[Row], list[json_baseline.GoneIo] | UnsetType]:
     """Return the rows with their changes, and what only the baseline has. `focus`: the pane that lists such rows."""
     if comparison is None:
         return rows, UNSET
@@ -29,15 +29,15 @@ def compared_rows(
     if compared is None or compared.why_not:
         return rows, UNSET
     return changed, [
-        objects.GoneIo(process=printable(key.process), what=printable(key.name), waiting=round(before.waiting, 6))
+        json_baseline.GoneIo(process=printable(key.process), what=printable(key.name), waiting=round(before.waiting, 6))
         for key, before in compared.gone
     ]
 
 
-def change_object(change: Change) -> objects.Change:
+def change_object(change: Change) -> json_baseline.Change:
     """Return the change of a row."""
     spread = change.before.spread(change.span_ns)
-    return objects.Change(
+    return json_baseline.Change(
         waiting=round(change.before.waiting, 6),
         change=round(change.by, 6),
         spread=None if spread is None else round(spread, 6),

@@ -1,4 +1,4 @@
-"""JSON Schema of `--json`, made from the objects in objects.py and the docstrings below their fields."""
+"""JSON Schema of `--json`, made from the classes in `objects` and the docstrings below their fields."""
 
 import ast
 import inspect
@@ -8,17 +8,44 @@ from typing import Any
 
 import msgspec
 
-from offtop.reports import objects
+from offtop.reports.objects import (
+    json_baseline,
+    json_breakdowns,
+    json_header,
+    json_io,
+    json_stacks,
+    json_suspects,
+    json_tick,
+    json_waited_on,
+    json_waits,
+    json_wakers,
+    shared_fields,
+)
+
+_MODULES = (
+    json_baseline,
+    json_breakdowns,
+    json_header,
+    json_io,
+    json_stacks,
+    json_suspects,
+    json_tick,
+    json_waited_on,
+    json_waits,
+    json_wakers,
+    shared_fields,
+)
 
 
 def schema() -> dict[str, Any]:
-    made = msgspec.json.schema(objects.Tick)
+    made = msgspec.json.schema(json_tick.Tick)
+    by_name = {name: value for module in _MODULES for name, value in vars(module).items() if isinstance(value, type)}
     definitions: dict[str, dict[str, Any]] = made["$defs"]
     texts = dict(_docstrings())
     for name, definition in definitions.items():
         definition["description"] = _on_one_line(definition["description"])
         for key, part in definition["properties"].items():
-            classes = (one.__name__ for one in inspect.getmro(getattr(objects, name)))
+            classes = (one.__name__ for one in inspect.getmro(by_name[name]))
             text = next((texts[one, key] for one in classes if (one, key) in texts), "")
             if described := f"{text} {part.get('description', '')}".strip():
                 part["description"] = described
@@ -29,8 +56,8 @@ def schema() -> dict[str, Any]:
 
 def _docstrings() -> Iterator[tuple[tuple[str, str], str]]:
     """Yield (class, field) and the docstring below the field, which Python itself does not keep."""
-    classes = (one for one in ast.parse(inspect.getsource(objects)).body if isinstance(one, ast.ClassDef))
-    for made in classes:
+    parsed = (ast.parse(inspect.getsource(module)) for module in _MODULES)
+    for made in (one for module in parsed for one in module.body if isinstance(one, ast.ClassDef)):
         for field, below in pairwise(made.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):

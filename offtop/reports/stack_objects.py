@@ -8,7 +8,7 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.io_stacks import IoStack, Stacks, StackTotals
 from offtop.model.values.stack import Names
 from offtop.printable import printable
-from offtop.reports import objects
+from offtop.reports.objects import json_io
 
 Key = TypeVar("Key")
 
@@ -30,15 +30,15 @@ def stack_fields(kernel: int, user: int, catalog: Catalog, names: Names) -> Stac
     )
 
 
-def file_stacks(stacks: Stacks[Key], catalog: Catalog, names: Names) -> list[objects.FileStack]:
+def file_stacks(stacks: Stacks[Key], catalog: Catalog, names: Names) -> list[json_io.FileStack]:
     return [
-        objects.FileStack(**_io_fields(stack, totals, catalog, names), calls=totals.calls) for stack, totals in stacks
+        json_io.FileStack(**_io_fields(stack, totals, catalog, names), calls=totals.calls) for stack, totals in stacks
     ]
 
 
-def request_stacks(stacks: Stacks[Key], catalog: Catalog, names: Names) -> list[objects.RequestStack]:
+def request_stacks(stacks: Stacks[Key], catalog: Catalog, names: Names) -> list[json_io.RequestStack]:
     return [
-        objects.RequestStack(**_io_fields(stack, totals, catalog, names), requests=totals.calls)
+        json_io.RequestStack(**_io_fields(stack, totals, catalog, names), requests=totals.calls)
         for stack, totals in stacks
     ]
 

@@ -11,7 +11,7 @@ from offtop.model.classify.suspect import Found, Hop, Suspect, SuspectName
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import NO_STACK, Names
 from offtop.printable import printable
-from offtop.reports import objects
+from offtop.reports.objects import json_baseline, json_suspects
 from offtop.reports.stack_objects import printable_names
 
 
@@ -26,16 +26,18 @@ def suspect_names(one: SuspectName) -> dict[str, Any]:
     }
 
 
-def suspect_objects(found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> list[objects.Suspect]:
+def suspect_objects(
+    found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder
+) -> list[json_suspects.Suspect]:
     """Return the suspects of a tick as `--json` prints them, without a baseline."""
     texts = SuspectTexts(catalog, names, cause_finder)
     return [suspect_object(one, texts, catalog, names, UNSET) for one in found.suspects]
 
 
 def suspect_object(
-    one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names, change: objects.SuspectChange | UnsetType
-) -> objects.Suspect:
-    return objects.Suspect(
+    one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names, change: json_baseline.SuspectChange | UnsetType
+) -> json_suspects.Suspect:
+    return json_suspects.Suspect(
         kind=one.kind,
         text=printable(texts.sentence(one).in_batch),
         harm=round(one.harm, 3),
@@ -47,9 +49,9 @@ def suspect_object(
     )
 
 
-def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> objects.Hop:
+def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> json_suspects.Hop:
     rule, (kernel, user) = texts.rule(hop), (hop.site.kernel, hop.site.user) if hop.site else (NO_STACK, NO_STACK)
-    return objects.Hop(
+    return json_suspects.Hop(
         pid=hop.key.pid,
         tid=hop.key.tid,
         comm=printable(catalog.comm(hop.key)),

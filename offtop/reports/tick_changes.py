@@ -23,9 +23,9 @@ from offtop.model.windows.breakdown import (
     by_thread,
 )
 from offtop.printable import printable
-from offtop.reports import objects
 from offtop.reports.header_objects import sampling_object
 from offtop.reports.io_changes import change_object
+from offtop.reports.objects import json_baseline
 from offtop.reports.suspect_objects import suspect_names
 from offtop.reports.tick import Tick, now_of
 from offtop.units import average
@@ -51,46 +51,46 @@ class Changes:
         self._of_threads = comparison.threads()(self._threads)
         self._of_sites = comparison.sites(names)(self._sites)
         baseline = comparison.baseline
-        self.baseline = objects.Baseline(
+        self.baseline = json_baseline.Baseline(
             file=printable(baseline.file),
             taken_ns=baseline.taken_ns,
             span_ns=baseline.span_ns,
             sampling=sampling_object(baseline.sampling, baseline.span_ns),
             gone_categories=[
-                objects.GoneCategory(name=key.name, waiting=round(before.waiting, 6))
+                json_baseline.GoneCategory(name=key.name, waiting=round(before.waiting, 6))
                 for key, before in self._of_categories.gone
             ],
             gone_threads=[
-                objects.GoneThread(
+                json_baseline.GoneThread(
                     process=printable(key.process), comm=printable(key.name), waiting=round(before.waiting, 6)
                 )
                 for key, before in self._of_threads.gone
             ],
             gone_suspects=[
-                objects.GoneSuspect(**suspect_names(name), waiting=round(waiting, 6))
+                json_baseline.GoneSuspect(**suspect_names(name), waiting=round(waiting, 6))
                 for name, waiting in gone(suspects, baseline.suspects or {})
             ],
         )
         self._suspects = baseline.suspects
 
-    def suspect(self, one: Suspect) -> objects.SuspectChange | UnsetType:
+    def suspect(self, one: Suspect) -> json_baseline.SuspectChange | UnsetType:
         if self._suspects is None:
             return UNSET
         before = self._suspects.get(one.name, 0.0)
-        return objects.SuspectChange(
+        return json_baseline.SuspectChange(
             waiting=round(before, 6), change=round(one.waiting - before, 6), new=not before, since_ns=one.since_ns
         )
 
-    def category(self, name: str) -> objects.Change | None:
+    def category(self, name: str) -> json_baseline.Change | None:
         return self._change(self._of_categories, name, self._categories.get(name, NO_PART))
 
-    def thread(self, key: ThreadKey) -> objects.Change | None:
+    def thread(self, key: ThreadKey) -> json_baseline.Change | None:
         return self._change(self._of_threads, key, self._threads.get(key, NO_PART))
 
-    def site(self, key: SiteKey) -> objects.Change | None:
+    def site(self, key: SiteKey) -> json_baseline.Change | None:
         return self._change(self._of_sites, key, self._sites[key])
 
-    def _change(self, compared: Compared, key: Hashable, part: PartTuple) -> objects.Change | None:
+    def _change(self, compared: Compared, key: Hashable, part: PartTuple) -> json_baseline.Change | None:
         before = compared.before.get(key)
         if before is None:
             return None

@@ -1,4 +1,4 @@
-"""Convert a tick to the JSON object that `--json` prints; objects.py describes it."""
+"""Convert a tick to the JSON object that `--json` prints; the package `objects` describes it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,7 +40,6 @@ from offtop.model.windows.breakdown import (
 )
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.reports import objects
 from offtop.reports.cause_objects import Causes
 from offtop.reports.disk_table import disk_object
 from offtop.reports.file_table import file_object
@@ -52,6 +51,7 @@ from offtop.reports.header_objects import (
     kernel_memos_object,
     sampling_object,
 )
+from offtop.reports.objects import json_breakdowns, json_header, json_stacks, json_tick, json_wakers
 from offtop.reports.stack_objects import printable_names, stack_fields
 from offtop.reports.suspect_objects import suspect_object
 from offtop.reports.tick import Tick, passing_sites, sites
@@ -70,7 +70,7 @@ def tick_object(
     notices: Sequence[str] = (),
     suspects: Found = NOTHING_FOUND,
     listed: str | None = None,
-) -> objects.Tick:
+) -> json_tick.Tick:
     """Return a tick as the JSON object that `offtop schema` describes.
 
     Strings in it are printable. `moved`: time of earlier ticks that is at other sites now. `problems`: finds what user
@@ -93,7 +93,7 @@ def tick_object(
     texts = SuspectTexts(catalog, names, cause_finder)
     stacks = (problems or Problems(names)).of(table, catalog)
     changes = Changes(tick, listed_sites, names, comparison, suspects) if comparison else None
-    return objects.Tick(
+    return json_tick.Tick(
         version=__version__,
         taken_ns=window.taken_ns,
         span_ns=window.span_ns,
@@ -109,13 +109,13 @@ def tick_object(
         lost=dict(window.lost),
         cost=cost_object(window.cost),
         detail=detail_object(window.cost.thinned, window.filters.min_ns),
-        stack_memos=objects.StackMemos(**window.cost.memos._asdict()),
+        stack_memos=json_header.StackMemos(**window.cost.memos._asdict()),
         kernel_stack_memos=kernel_memos_object(window.cost),
         categories=_categories(tick, causes, changes),
         programs=_programs(tick, cause_finder),
         threads=_threads(tick, causes, changes),
         sites=[
-            objects.Site(
+            json_breakdowns.Site(
                 *who(key.thread, catalog)[:3],
                 category=leaf_of[key].category,
                 idle=leaf_of[key].is_idle_kind,
@@ -148,7 +148,7 @@ def tick_object(
         standing=suspects.standing,
         user_stacks=_callers_object(endings([window])),
         user_stack_problems=[_problem_object(one) for one in stacks.problems],
-        machine=objects.Machine(
+        machine=json_header.Machine(
             cpus=machine.cpus or None,
             steal_ns=machine.steal_ns if machine.cpus else None,
             interrupt_ns=machine.interrupt_ns if machine.cpus else None,
@@ -164,10 +164,10 @@ def _mode(window: Window) -> str:
     return FILE if window.files is not None else DISK if window.disks is not None else window.mode
 
 
-def _categories(tick: Tick, causes: Causes, changes: Changes | None) -> list[objects.Category]:
+def _categories(tick: Tick, causes: Causes, changes: Changes | None) -> list[json_breakdowns.Category]:
     leaves = tick.breakdown.categories
     return [
-        objects.Category(
+        json_breakdowns.Category(
             name=name,
             idle=all(leaf.is_idle_kind for leaf in leaves if leaf.category == name),
             idle_ns=sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.is_idle_kind),
@@ -183,10 +183,10 @@ def _categories(tick: Tick, causes: Causes, changes: Changes | None) -> list[obj
     ]
 
 
-def _threads(tick: Tick, causes: Causes, changes: Changes | None) -> list[objects.Thread]:
+def _threads(tick: Tick, causes: Causes, changes: Changes | None) -> list[json_breakdowns.Thread]:
     catalog, machine = tick.unfiltered.window.catalog, tick.unfiltered.window.machine
     return [
-        objects.Thread(
+        json_breakdowns.Thread(
             *who(key, catalog),
             waits=t.waits,
             offcpu_ns=t.offcpu_ns,
@@ -209,9 +209,9 @@ def _threads(tick: Tick, causes: Causes, changes: Changes | None) -> list[object
     ]
 
 
-def _storms(window: Window, wakers: Wakers) -> list[objects.Storm]:
+def _storms(window: Window, wakers: Wakers) -> list[json_wakers.Storm]:
     return [
-        objects.Storm(
+        json_wakers.Storm(
             waker=wakers.waker(window.catalog.wake(wake).waker),
             storms=storm.storms,
             woken=storm.woken,
@@ -223,7 +223,7 @@ def _storms(window: Window, wakers: Wakers) -> list[objects.Storm]:
     ]
 
 
-def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
+def _programs(tick: Tick, cause_finder: CauseFinder) -> list[json_breakdowns.Program]:
     """Return the programs with time that passes the filter, most time first."""
     catalog = tick.unfiltered.window.catalog
     threads = Counter(key.pid for key in {ThreadKey(*key) for key in tick.shares.ids[:, :2].tolist()} if key != EXITED)
@@ -241,7 +241,7 @@ def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
     rows = {pid: row_of[name] for name, some in members.items() for pid in some}
     sites = sites_of_rows(tick.shares, tick.shares.ids[:, 0], rows)
     return [
-        objects.Program(
+        json_breakdowns.Program(
             name=printable(name),
             processes=len(members[name] - {EXITED.pid}),
             threads=sum(threads[pid] for pid in members[name]),
@@ -252,7 +252,7 @@ def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
             max_ns=part.max_ns,
             histogram=log2.slots(part.histogram),
             places=[
-                objects.Place(name=printable(one.name), total_ns=one.total_ns)
+                json_breakdowns.Place(name=printable(one.name), total_ns=one.total_ns)
                 for one in names.shares(sites.get(row_of[name], []), catalog)
             ],
         )
@@ -260,19 +260,19 @@ def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
     ]
 
 
-def _callers_object(some: Endings) -> objects.UserStacks:
-    return objects.UserStacks(
+def _callers_object(some: Endings) -> json_stacks.UserStacks:
+    return json_stacks.UserStacks(
         total_ns=some.total_ns,
         whole_ns=some.whole_ns,
         others=[
-            objects.StackEndTime(end=one.end, unsure=one.is_unsure, file=printable(one.file), total_ns=ns)
+            json_stacks.StackEndTime(end=one.end, unsure=one.is_unsure, file=printable(one.file), total_ns=ns)
             for one, ns in some.others
         ],
     )
 
 
-def _problem_object(one: Problem) -> objects.StackProblem:
-    return objects.StackProblem(
+def _problem_object(one: Problem) -> json_stacks.StackProblem:
+    return json_stacks.StackProblem(
         binary=printable(one.binary) or None,
         process=printable(one.process) or None,
         reason=one.reason,

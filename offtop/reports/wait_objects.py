@@ -19,7 +19,7 @@ from offtop.model.windows.breakdown import (
 )
 from offtop.model.windows.stuck import Age
 from offtop.printable import printable
-from offtop.reports import objects
+from offtop.reports.objects import json_waited_on, json_waits, json_wakers
 from offtop.reports.stack_objects import StackFields, printable_names, stack_fields
 
 
@@ -30,7 +30,7 @@ def who(key: ThreadKey, catalog: Catalog) -> tuple[int, int, str, str]:
     return key.pid, key.tid, printable(catalog.comm(key)), printable(catalog.process(key.pid))
 
 
-def waited_on(site: SiteKey, catalog: Catalog) -> objects.WaitedOn | None:
+def waited_on(site: SiteKey, catalog: Catalog) -> json_waited_on.WaitedOn | None:
     """Return the object waited on at a site, or None if it is unknown."""
     what = catalog.wake(site.wake).object
     if what == NO_OBJECT:
@@ -38,9 +38,11 @@ def waited_on(site: SiteKey, catalog: Catalog) -> objects.WaitedOn | None:
     peers = catalog.peers_of(what)
     sides = peers.sides_of_wait(catalog.stack(site.kernel))
     ends = [
-        objects.Peer(role=side.role, pid=one.pid, comm=printable(one.comm)) for side in sides for one in side.processes
+        json_waited_on.Peer(role=side.role, pid=one.pid, comm=printable(one.comm))
+        for side in sides
+        for one in side.processes
     ]
-    return objects.WaitedOn(
+    return json_waited_on.WaitedOn(
         kind=printable(what.kind),
         name=printable(what.name),
         pid=what.pid,
@@ -56,10 +58,10 @@ def waited_on(site: SiteKey, catalog: Catalog) -> objects.WaitedOn | None:
 class _Woken(TypedDict):
     """The keys about what ended the waits of a site, and about what they were on."""
 
-    waker: objects.Waker | None
-    object: objects.WaitedOn | None
+    waker: json_wakers.Waker | None
+    object: json_waited_on.WaitedOn | None
     chain: list[list[str]] | None
-    chain_wakers: list[objects.Waker] | None
+    chain_wakers: list[json_wakers.Waker] | None
     chain_end: str | None
 
 
@@ -68,7 +70,7 @@ class Wakers:
 
     def __init__(self, catalog: Catalog, names: Names) -> None:
         self._catalog, self._names = catalog, names
-        self._wakers: dict[Waker, objects.Waker] = {}
+        self._wakers: dict[Waker, json_wakers.Waker] = {}
         self._functions: dict[tuple[int, int], list[str]] = {}
 
     def wake(self, site: SiteKey, chained: bool) -> _Woken:
@@ -85,10 +87,10 @@ class Wakers:
             chain_end=found.end,
         )
 
-    def waker(self, waker: Waker) -> objects.Waker:
+    def waker(self, waker: Waker) -> json_wakers.Waker:
         found = self._wakers.get(waker)
         if found is None:
-            found = self._wakers[waker] = objects.Waker(
+            found = self._wakers[waker] = json_wakers.Waker(
                 kind=waker.kind,
                 name=printable(waker.name),
                 pid=waker.pid,
@@ -115,9 +117,9 @@ _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_l
 
 def blocked_object(
     one: Waiting, age: Age, leaf: Leaf, fields: StackFields, catalog: Catalog, cause_finder: CauseFinder
-) -> objects.Blocked:
+) -> json_waits.Blocked:
     rule, holder = cause_finder.rule_of(one.place, catalog), one.holder
-    return objects.Blocked(
+    return json_waits.Blocked(
         *who(one.site.thread, catalog),
         age_ns=age.ns,
         age_is=_AGE_IS[age.bound],
@@ -130,12 +132,14 @@ def blocked_object(
         arguments=tuple(one.arguments),
         **fields,
         object=waited_on(one.site, catalog),
-        held_by=objects.Holder(pid=holder.pid, tid=holder.tid, comm=printable(holder.comm)) if holder.tid else None,
+        held_by=json_waited_on.Holder(pid=holder.pid, tid=holder.tid, comm=printable(holder.comm))
+        if holder.tid
+        else None,
     )
 
 
-def outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> objects.Outlier:
-    return objects.Outlier(
+def outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> json_waits.Outlier:
+    return json_waits.Outlier(
         rule=printable(one.rule),
         metric=one.metric,
         category=printable(one.category),
@@ -152,10 +156,10 @@ def outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> obj
     )
 
 
-def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: CauseFinder) -> objects.LongWait:
+def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: CauseFinder) -> json_waits.LongWait:
     site, catalog = wait.site, one.catalog
     rule = cause_finder.copy().rule_of(site, catalog)
-    return objects.LongWait(
+    return json_waits.LongWait(
         *who(site.thread, catalog),
         began_ns=one.taken_ns - (one.at_ns - wait.began_ns),
         length_ns=one.length_ns,

@@ -15,7 +15,7 @@ import yaml
 
 from offtop.agent.server import address
 from offtop.commands import options
-from offtop.reports import objects
+from offtop.reports.objects import json_breakdowns, json_suspects, json_tick, json_waited_on, json_wakers
 from tests.agent.serving import demo_agent, get, serving
 from tests.fleet.engines import FILES
 
@@ -75,12 +75,12 @@ def test_panels_of_the_dashboard_have_their_own_ids_and_places() -> None:
 def test_keys_that_clickhouse_extracts_are_those_of_json() -> None:
     text = (FILES / "clickhouse/schema.sql").read_text()
     known = {
-        "sites": (objects.Site, objects.WaitedOn, objects.Waker),
-        "threads": (objects.Thread,),
-        "suspects": (objects.Suspect, objects.Hop),
+        "sites": (json_breakdowns.Site, json_waited_on.WaitedOn, json_wakers.Waker),
+        "threads": (json_breakdowns.Thread,),
+        "suspects": (json_suspects.Suspect, json_suspects.Hop),
     }
     extracted = set(re.findall(r"JSONExtract\w*\(line, '(\w+)'", text))
-    assert extracted > known.keys() and extracted <= fields(objects.Tick)
+    assert extracted > known.keys() and extracted <= fields(json_tick.Tick)
     tuples = re.findall(r"JSONExtract\(line, '(\w+)', '(Array\(Tuple\(.+?)'\)", text, re.S)
     assert {key for key, _ in tuples} == known.keys()
     for key, body in tuples:

@@ -21,7 +21,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
-from offtop.reports import objects
+from offtop.reports.json_encoding import encode
 from offtop.reports.tick import passing, stacks_of
 from offtop.reports.tick_json import tick_object
 from offtop.settings.rule_files import RuleFiles
@@ -75,7 +75,7 @@ def as_json(
     shifted = moved_in([kept], since_ns)
     moved = passing(shifted, NOTHING, cause_finder) if shifted else None
     problems = Problems(source.names, source.why_nameless)
-    return json.loads(objects.encode(tick_object(tick, source.names, cause_finder, moved, problems)))
+    return json.loads(encode(tick_object(tick, source.names, cause_finder, moved, problems)))
 
 
 @pytest.mark.parametrize("mode", ["offcpu", pytest.param("chain", marks=pytest.mark.variant)])

@@ -19,8 +19,8 @@ from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import KERNEL, Frame, Names, Stack
 from offtop.model.windows.history import History
-from offtop.reports import objects
 from offtop.reports.disk_table import NOT_COUNTED, disk_object, lines
+from offtop.reports.json_encoding import encode
 from offtop.reports.schema import schema
 from offtop.reports.tick import Tick, passing
 from tests.command import run
@@ -85,7 +85,7 @@ def test_filter_chooses_rows_but_no_disks(names: Names) -> None:
 def test_json_is_what_the_schema_says(names: Names) -> None:
     made = disk_object(tick(names), names)
     demo: dict[str, Any] = json.loads(run("replay", str(paths.demo()), "--json", "-n", "1").out)
-    whole: dict[str, Any] = {**demo, "mode": "disk", "disks": json.loads(objects.encode(made))}
+    whole: dict[str, Any] = {**demo, "mode": "disk", "disks": json.loads(encode(made))}
     jsonschema.validate(whole, schema(), jsonschema.Draft202012Validator)
     first, *others = whole["disks"]["rows"]
     assert (first["op"], first["worker"], first["merged"], first["in_device"]) == ("write", "flush-8:\\x1b", 3, 1)

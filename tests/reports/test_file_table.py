@@ -19,8 +19,8 @@ from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import KERNEL, Frame, Names, Stack
 from offtop.model.windows.history import History
-from offtop.reports import objects
 from offtop.reports.file_table import NOT_COUNTED, file_object, lines
+from offtop.reports.json_encoding import encode
 from offtop.reports.schema import schema
 from offtop.reports.tick import Tick, passing
 from tests.command import run
@@ -82,7 +82,7 @@ def test_filter_applies_and_ignored_words_are_named(names: Names) -> None:
 def test_json_is_what_the_schema_says(names: Names) -> None:
     made = file_object(tick(names), names)
     demo: dict[str, Any] = json.loads(run("replay", str(paths.demo()), "--json", "-n", "1").out)
-    whole: dict[str, Any] = {**demo, "mode": "file", "files": json.loads(objects.encode(made))}
+    whole: dict[str, Any] = {**demo, "mode": "file", "files": json.loads(encode(made))}
     jsonschema.validate(whole, schema(), jsonschema.Draft202012Validator)
     first = whole["files"]["rows"][0]
     assert (first["op"], first["total_ns"], first["now_ns"], first["histogram"]) == (
