@@ -9,7 +9,7 @@ import pytest
 
 from offtop.feed.source import Source
 from offtop.model.viewmodel.view import FILES, View
-from tests.ui.kit.test_keys import FakeRecorder
+from tests.ui.fake_files import FakeRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 from tests.ui.test_file_keys import with_stacks

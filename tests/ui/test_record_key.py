@@ -4,7 +4,7 @@ from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
-from tests.ui.kit.test_keys import FakeFiles, FakeRecorder
+from tests.ui.fake_files import FakeFiles, FakeRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 

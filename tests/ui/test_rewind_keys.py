@@ -271,3 +271,24 @@ async def test_short_first_tick_is_stepped_over(tmp_path: Path) -> None:
             await at(app, pilot, wanted)
         await pilot.press("0", "{", "{", "space")
         await until(lambda: app.view.paused_at_ns is None)
+
+
+@pytest.mark.parametrize("key", ["space", "z", "Z"])
+@asynchronous
+async def test_paused_view_stays_while_measuring_continues(key: str) -> None:
+    source = ScriptedSource(ticks=3)
+    async with shown(source) as (app, pilot):
+        await pilot.press(key)
+        assert app.view.paused_at_ns is not None
+        before = screen(app)
+        source.go_on(to=8)
+        await until(lambda: app.picture is not None and app.picture.head.behind_ns == 5 * 1_000 * MS)
+        await pilot.pause()
+        after = screen(app)
+        assert "PAUSED -5s" in after[0]
+        assert after[1:] == before[1:]
+        await pilot.press("down")
+        assert app.picture is not None and app.picture.common.newest.number == 3
+        await pilot.press(key)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 8)
+        assert "LIVE" in screen(app)[0]

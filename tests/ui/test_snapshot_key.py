@@ -16,7 +16,7 @@ from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from tests.ui.kit.test_keys import FakeFiles, FakeRecorder
+from tests.ui.fake_files import FakeFiles, FakeRecorder
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 

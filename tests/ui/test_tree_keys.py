@@ -4,8 +4,12 @@ import re
 
 import pytest
 
+from offtop.model.values.stack import one_name
 from offtop.model.viewmodel.view import LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
+from offtop.ui.kit import glyphs
+from offtop.ui.kit.lines import Pen
+from offtop.ui.panes.stacks import site_length
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, crumb_line, pane, screen, shown, until
@@ -350,3 +354,18 @@ async def test_kernel_functions_and_bars_have_the_colour_of_their_category() -> 
         await pilot.press("up", "t", "asterisk")
         assert (colour_of("[k]futex_do_wait"), colour_of("[k]io_schedule")) == (lock, disk)
         assert colour_of("serve") not in (lock, disk)
+
+
+@asynchronous
+async def test_inlined_functions_have_their_own_line_in_a_site() -> None:
+    source = ScriptedSource(SHOP, ticks=12)
+    source.name("take_order", one_name(["lock_it", "take_order"]))
+    async with shown(source) as (app, pilot):
+        await pilot.press("down", "enter", "enter", "enter", "enter")
+        lines = [line.split() for line in screen(app)]
+        at = lines.index(["lock_it", "(inlined)"])
+        assert lines[at + 1 : at + 4] == [["take_order"], ["serve"], ["main"]]
+        assert app.picture
+        pen = Pen(80, 24, glyphs.UNICODE, source.names)
+        length = site_length(app.picture.places, app.picture.common, pen)
+        assert length == len(lines[at - 6 : at + 4])  # two header lines and a blank line

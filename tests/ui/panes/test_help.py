@@ -87,3 +87,50 @@ async def test_search_without_a_match_says_so_and_does_not_scroll() -> None:
         await pilot.press("escape", "n")
         await pilot.pause()
         assert screen(app)[:-1] == before
+
+
+@pytest.mark.parametrize("key", ["?", "h", "f1"])
+@asynchronous
+async def test_help_lists_every_key_and_category_and_the_session(key: str) -> None:
+    async with shown(ScriptedSource(), size=(100, 540)) as (app, pilot):
+        await pilot.press(key)
+        await pilot.pause()
+        text = "\n".join(screen(app))
+        for row in KEYS:
+            assert all(shown_key(key) in text for key in row.keys.split(","))
+        for category in ("lock", "disk-read", "run-queue", "short", "other"):
+            assert f"\n {category} " in text
+        assert "About this session" in text
+        assert "6.18.0" in text
+        await pilot.press("escape")
+        await pilot.pause()
+        assert any("CATEGORY" in line for line in screen(app))
+
+
+@asynchronous
+async def test_help_scrolls_and_q_closes_only_it() -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("?")
+        await pilot.pause()
+        top = screen(app)
+        await pilot.press("pagedown", "down")
+        await pilot.pause()
+        assert screen(app) != top
+        await pilot.press("home")
+        await pilot.pause()
+        assert screen(app) == top
+        await pilot.press("q")
+        await pilot.pause()
+        assert app.is_running
+        assert any("CATEGORY" in line for line in screen(app))
+
+
+@pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q", "escape"])
+@asynchronous
+async def test_quit_key_in_help_closes_only_help(key: str) -> None:
+    async with shown(ScriptedSource()) as (app, pilot):
+        await pilot.press("h")
+        assert len(app.screen_stack) == 2
+        await pilot.press(key)
+        assert len(app.screen_stack) == 1
+        assert app.is_running
