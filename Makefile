@@ -67,7 +67,7 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    tests/run.sh $(bin)/pytest -m "kernel and not variant" -n 3 --dist loadfile \
-	    $(or $(ARGS),tests/kernel tests/test_cli.py); \
+	    $(or $(ARGS),tests/kernel tests/cli); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 variants: setup-test ## run the kernel tests that `make test` leaves out: slow ones, other programs, probes, screens

@@ -39,7 +39,7 @@ _BROKEN_LAW = "broken law"
 _LACKS = "this kernel lacks "
 _laws_broken: list[str] = []
 _TESTS = Path(__file__).parent
-_KERNEL_TESTS = _TESTS / "kernel", _TESTS / "test_cli.py"
+_KERNEL_TESTS = _TESTS / "kernel", _TESTS / "cli"
 """All kernel tests are in these; the Makefile names them."""
 
 
