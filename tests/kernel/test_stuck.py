@@ -1,6 +1,6 @@
-"""Test waits in progress and run times on the real kernel.
+"""Test waits in progress on the real kernel.
 
-Waits have the right age, state, cause and stack.
+They have the right age, state, category and stack, which stay the same when they end.
 """
 
 import contextlib
@@ -8,81 +8,34 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from offtop.kernel.binary.files import Files
-from offtop.kernel.bpf.layout import ScannedStack
-from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows
 from offtop.kernel.procfs.syscalls import name_of
-from offtop.kernel.unwind import user_stacks
-from offtop.kernel.unwind.cpu_allowance import Allowance
-from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
-from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
-from offtop.model.aggregate.account import Account, accounts, explained
+from offtop.kernel.unwind.user_stacks import OLD_NS
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot, Waiting
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import thread_codes
-from offtop.model.values.waits import WaitList, Waits
+from offtop.model.values.waits import Waits
 from offtop.model.windows.breakdown import Idle
 from offtop.model.windows.history import History
 from offtop.model.windows.stuck import Stuck, stuck
-from offtop.model.windows.window import Window
 from tests.kernel import programs, waits, watch
-from tests.kernel.procfs.test_processes import child_with_pid
-from tests.kernel.reads import GUARDED
+from tests.kernel.sleeping_and_spinning import CLOCK, SLEEPS, SPINS, build_all
 from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.watch import MS, S, Watch
 
 pytestmark = pytest.mark.kernel
 
-_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin")
-
-CLOCK = r"""
-#include <sys/syscall.h>
-#include <time.h>
-static long ns_of(int clock)
-{
-	struct timespec t;
-	clock_gettime(clock, &t);
-	return t.tv_sec * 1000000000 + t.tv_nsec;
-}
-static long now_ns(void) { return ns_of(CLOCK_MONOTONIC); }
-static void spin_ms(long ms)
-{
-	for (long until = ns_of(CLOCK_THREAD_CPUTIME_ID) + ms * 1000000; ns_of(CLOCK_THREAD_CPUTIME_ID) < until;)
-		;
-}
-"""
-SLEEPS = (
-    CLOCK
-    + r"""
-int main(void)
-{
-	static const struct timespec long_time = {1000, 0};
-	next();
-	tell("asleep", (void *)now_ns());
-	puts("ready");
-	fflush(stdout);
-	syscall(SYS_nanosleep, &long_time, 0);
-	return 0;
-}
-"""
-)
-"""Prints the time when it falls asleep forever."""
 VFORKS = CLOCK + "int main(void) { next(); if (!vfork()) { usleep(20000000); _exit(0); } return 0; }"
-SPINS = CLOCK + "int main(void) { next(); for (;;) ; }"
-SPINS_THEN_ENDS = CLOCK + "int main(void) { spin_ms(300); return 0; }"
 WAITS_AFTER_A_RUN = (
     CLOCK
     + r"""
@@ -98,7 +51,6 @@ int main(void)
 }
 """
 )
-BRIEF = "int main(void) { usleep(5000); return 0; }"
 CROWD = (
     CLOCK
     + r"""
@@ -133,70 +85,15 @@ int main(void)
 """
 )
 """400 threads on one futex, until they are woken."""
-EXECS = (
-    CLOCK
-    + r"""
-#include <pthread.h>
-#include <stdlib.h>
-static long main_ms, other_ms;
-static char *self;
-static pthread_barrier_t both;
-static void *other(void *unused)
-{
-	spin_ms(other_ms);
-	pthread_barrier_wait(&both);
-	pthread_barrier_wait(&both);
-	execl(self, "again", (char *)0);
-	return 0;
-}
-int main(int count, char **words)
-{
-	pthread_t made;
-	if (count < 2) {
-		next();
-		spin_ms(200);
-		next();
-		return 0;
-	}
-	self = "/proc/self/exe";
-	main_ms = atol(words[1]);
-	other_ms = atol(words[2]);
-	next();
-	pthread_barrier_init(&both, 0, 2);
-	pthread_create(&made, 0, other, 0);
-	spin_ms(main_ms);
-	pthread_barrier_wait(&both);
-	next();
-	pthread_barrier_wait(&both);
-	pause();
-	return 0;
-}
-"""
-)
-"""Two threads spin; then the second execs another program and takes the TID of the first."""
-
-
-LATE_NS = 12 * MS
-"""Slack: the kernel updates a thread's running time at its own ticks."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of the programs."""
-    directory = tmp_path_factory.mktemp("stuck")
-    sources = {
-        "sleeps": SLEEPS,
-        "vforks": VFORKS,
-        "spins": SPINS,
-        "spins-then-ends": SPINS_THEN_ENDS,
-        "waits-after-a-run": WAITS_AFTER_A_RUN,
-        "brief": BRIEF,
-        "crowd": CROWD,
-        "execs": EXECS,
-    }
-    for name, source in sources.items():
-        programs.build(directory / name, source, *_C)
-    return directory
+    return build_all(
+        tmp_path_factory.mktemp("stuck"),
+        {"sleeps": SLEEPS, "vforks": VFORKS, "spins": SPINS, "waits-after-a-run": WAITS_AFTER_A_RUN, "crowd": CROWD},
+    )
 
 
 def waiting(live: Watch, tid: int) -> Waiting:
@@ -213,10 +110,6 @@ def names(live: Watch, stack: int) -> tuple[str, ...]:
     frames = live.last.catalog.stack(stack).trimmed
     live.source.wait_for_names({*frames}, 30)
     return tuple(live.source.names.of(frame) for frame in frames)
-
-
-def of_thread(window: Window, tid: int) -> Account:
-    return accounts([window]).of(None, tid)
 
 
 # Age
@@ -520,156 +413,6 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
         )
 
 
-# Threads that ran while their stack was read
-
-
-def registers_of(tid: int) -> Rows:
-    """Return what the scan would report of a thread that is in a system call."""
-    number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
-    registers = np.zeros(1, REGISTERS_ROW)
-    registers["pcount"] = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
-    registers["call"], registers["sp"], registers["ip"] = int(number), int(sp, 16), int(ip, 16)
-    registers["arguments"] = [int(word, 16) for word in arguments]
-    return registers
-
-
-class Watched(Unwinder):
-    """An Unwinder that calls `before` before it unwinds each thread, and `after` afterwards."""
-
-    def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
-        super().__init__(Files(GUARDED), "fp", None)
-        self._calls = before, after
-
-    def another(self) -> Unwinder:
-        return Watched(*self._calls)
-
-    def unwind_thread(
-        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
-    ) -> UnwoundStack | None:
-        before, after = self._calls
-        before(key.tid)
-
-        def ran() -> bool:
-            after()
-            return has_run()
-
-        return super().unwind_thread(key, stack, is_32_bit_program, ran)
-
-
-def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[int]:
-    """Return the threads whose stacks are read if `meanwhile` happens during that."""
-    key = ThreadKey(tid, tid)
-    goes_on = threading.Event()
-
-    def walked() -> None:
-        meanwhile()
-        goes_on.set()
-
-    reader = UserStacks(Watched(lambda _: None, walked), Allowance(5))
-    one = Waiting(watch.SiteKey(tid, tid, 3, NO_STACK), 5 * S, 5 * S)
-    reader.note_waits(WaitList.of([one]).rows, registers_of(tid))
-    found = reader.read({key: one}, 5 * S + age_ns)
-    if goes_on.wait(1 if age_ns >= S // 5 else 0.1):
-        for _ in range(100):
-            found = found or reader.read({}, 0)
-            if found:
-                break
-            time.sleep(0.002)
-    reader.close()
-    return [tid for one in found for tid in one.ids[:, 1].tolist()]
-
-
-def test_a_stack_is_discarded_if_its_thread_ran_while_it_was_read(built: Path) -> None:
-    with programs.running([built / "sleeps"]) as child:
-        wait_until_asleep(child.pid)
-
-        def runs() -> None:
-            child.go()
-            wait_until_asleep(child.pid)
-
-        assert found_of(child.pid, lambda: None) == [child.pid]
-        assert found_of(child.pid, lambda: None, age_ns=S // 5 - 1) == []  # too young to be worth a look
-        assert found_of(child.pid, runs) == []
-        assert found_of(child.pid, lambda: None) == [child.pid]
-
-    def ends() -> None:
-        gone.kill()
-        gone.wait(10)
-
-    with subprocess.Popen(["sleep", "1000"]) as gone:
-        wait_until_asleep(gone.pid)
-        assert found_of(gone.pid, ends) == []
-
-
-class Refusing(Unwinder):
-    """An Unwinder that cannot read any stack in time."""
-
-    def __init__(self) -> None:
-        super().__init__(Files(GUARDED), "fp", None)
-        self.asked: list[int] = []
-
-    def unwind_thread(
-        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
-    ) -> UnwoundStack:
-        self.asked.append(key.tid)
-        return UNREAD
-
-
-def test_a_sample_of_alike_waits_that_cannot_be_read_is_asked_for_again(built: Path) -> None:
-    with programs.running([built / "sleeps"]) as child:
-        wait_until_asleep(child.pid)
-        tids = [child.pid + 1_000_000 + number for number in range(8)]
-        waiting = {
-            ThreadKey(child.pid, tid): Waiting(watch.SiteKey(child.pid, tid, 3, NO_STACK), 5 * S, 5 * S) for tid in tids
-        }
-        unwinder = Refusing()
-        reader = UserStacks(unwinder, Allowance(100))
-        reader.note_waits(WaitList.of(waiting.values()).rows, np.repeat(registers_of(child.pid), len(tids)))
-        programs.until(lambda: sorted(unwinder.asked) == tids)
-        assert reader.followed() == []
-        reader.read(waiting, 7 * S)
-        programs.until(lambda: sorted(unwinder.asked) == sorted([*tids, *tids]))
-        reader.close()
-
-
-def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(user_stacks, "_HUNG_S", 0.1)
-    let_go = threading.Event()
-    with programs.running([built / "sleeps"]) as hung, programs.running([built / "sleeps"]) as child:
-        for one in (hung, child):
-            wait_until_asleep(one.pid)
-
-        def hangs(tid: int) -> None:
-            if tid == hung.pid:
-                let_go.wait(30)
-
-        reader = UserStacks(Watched(hangs, lambda: None), Allowance(5))
-        waiting = {
-            ThreadKey(one.pid, one.pid): Waiting(watch.SiteKey(one.pid, one.pid, 3, NO_STACK), 5 * S, 5 * S)
-            for one in (hung, child)
-        }
-
-        def read() -> set[int]:
-            for key, one in waiting.items():
-                reader.note_waits(WaitList.of([one]).rows, registers_of(key.tid))
-            return {pid for one in reader.read(waiting, 7 * S) for pid in one.ids[:, 0].tolist()}
-
-        assert read() == set()
-        time.sleep(0.15)
-        found, requests = set[int](), 0
-        while not found and requests < 100:
-            found, requests = read(), requests + 1
-        assert (found, reader.hung) == ({child.pid}, 1)
-        let_go.set()
-        while reader.hung and requests < 200:
-            time.sleep(0.01)
-            requests += 1
-        assert read() | read() >= {hung.pid}
-        reader.close()
-
-
 def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -> None:
     with waits.running("sleep", times=2, each_ms=700) as child:
         live.tick()
@@ -686,132 +429,6 @@ def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -
         assert all(user == NO_STACK for age_ns, user in seen[switched_out_ns] if age_ns < OLD_NS)
         read = {user for _, user in seen[switched_out_ns]} - {NO_STACK}
         assert [names(live, user)[:5] for user in read] == [child.user]
-
-
-# Run time
-
-
-@contextlib.contextmanager
-def spinning(built: Path, count: int, cpus: Sequence[int] = ()) -> Generator[list[int]]:
-    """Run so many processes that spin."""
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(programs.running([built / "spins"])) for _ in range(count)]
-        for child in children:
-            if cpus:
-                os.sched_setaffinity(child.pid, cpus)
-            child.go_on_alone()
-        yield [child.pid for child in children]
-
-
-def unexplained_ns(window: Window, one: Account) -> int:
-    return explained(one.residue_ns, one.residue_ns, window.machine).unexplained_ns
-
-
-def test_a_spinner_runs_or_is_ready_all_the_time(live: Watch, built: Path) -> None:
-    with spinning(built, 1) as (tid,):
-        before = [watch.running_ns(tid, tid), live.tick(0.1) and watch.running_ns(tid, tid)]
-        time.sleep(1)
-        after = [watch.running_ns(tid, tid)]
-        window = live.tick()
-        after.append(watch.running_ns(tid, tid))
-        one = of_thread(window, tid)
-        assert (one.threads, one.through, one.sum_ns) == (1, 1, window.span_ns)
-        assert (one.blocked_ns, one.voluntary) == (0, 0)
-        assert after[0] - before[1] - LATE_NS <= one.running_ns <= after[1] - before[0] + LATE_NS
-        assert unexplained_ns(window, one) <= 0.02 * window.span_ns
-        assert window.machine.cpus == os.cpu_count()
-
-
-def test_two_spinners_on_one_cpu_share_it_and_are_ready_otherwise(live: Watch, built: Path) -> None:
-    with spinning(built, 2, cpus=[max(os.sched_getaffinity(0))]) as tids:
-        live.tick(0.2)
-        window = live.tick(2)
-        both = [of_thread(window, tid) for tid in tids]
-        for one in both:
-            assert one.sum_ns == window.span_ns
-            assert (one.blocked_ns, one.voluntary) == (0, 0)
-            assert one.involuntary > 10
-            assert abs(one.running_ns + one.ready_ns - window.span_ns) <= 0.02 * window.span_ns
-        # others may want this CPU too: then each has less than half, but as much as the other
-        assert all(0.1 * window.span_ns <= one.running_ns <= 0.6 * window.span_ns for one in both)
-        assert abs(both[0].running_ns - both[1].running_ns) <= 0.1 * window.span_ns
-        assert sum(one.running_ns for one in both) <= 1.02 * window.span_ns
-
-
-def test_a_sleeper_does_not_run_and_is_blocked_all_the_time(live: Watch, built: Path) -> None:
-    with programs.running([built / "sleeps"]) as child:
-        child.go()
-        wait_until_asleep(child.pid)
-        live.tick()
-        window = live.tick(0.2)
-        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
-
-
-# Identity
-
-
-def test_a_process_that_lived_between_two_ticks_keeps_its_name(live: Watch, built: Path) -> None:
-    live.tick()
-    with subprocess.Popen([built / "brief"]) as child:
-        child.wait(10)
-    window = live.tick(0.05)
-    key = ThreadKey(child.pid, child.pid)
-    assert watch.thread(window, child.pid).waits > 0
-    assert (window.catalog.comm(key), window.catalog.process(child.pid)) == ("brief", "brief")
-    life = window.catalog.life(key)
-    assert window.at_ns - window.span_ns <= life.from_ns < life.to_ns <= window.at_ns
-    assert of_thread(window, child.pid).through == 0
-    live.tick(0.05)
-    assert window.catalog.process(child.pid) == "brief"
-
-
-@pytest.mark.parametrize("together", [False, True], ids=["later", "in the same tick"])
-def test_a_reused_pid_is_another_process_that_has_not_run(live: Watch, built: Path, together: bool) -> None:
-    live.tick()
-    with subprocess.Popen([built / "spins-then-ends"]) as child:
-        child.wait(10)
-    if not together:
-        window = live.tick()
-        first = watch.thread(window, child.pid)
-        assert 250 * MS <= first.running_ns <= window.span_ns
-        ended = window.catalog.life(ThreadKey(child.pid, child.pid))
-        assert 0 < ended.from_ns < ended.to_ns <= window.at_ns
-    between_ns = time.monotonic_ns()
-    with child_with_pid(child.pid, ("sh", "-c", "read line")):
-        wait_until_asleep(child.pid)
-        window = live.tick(0.1)
-        key = ThreadKey(child.pid, child.pid)
-        life = window.catalog.life(key)
-        assert (life.from_ns >= between_ns, life.to_ns) == (True, 0)
-        second = watch.thread(window, child.pid)
-        assert (250 * MS if together else 0) < second.running_ns < (400 if together else 100) * MS
-        assert of_thread(window, child.pid).through == 0
-        assert window.catalog.process(child.pid) == "sh"
-        window = live.tick(0.2)
-        assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
-
-
-@pytest.mark.parametrize(("main_ms", "other_ms"), [(300, 20), (20, 300)])
-def test_exec_from_a_thread_does_not_take_over_the_run_time(
-    live: Watch, built: Path, main_ms: int, other_ms: int
-) -> None:
-    with programs.running([built / "execs", str(main_ms), str(other_ms)]) as child:
-        live.tick()
-        child.go()
-        window = live.tick()
-        mine = [totals.running_ns for key, totals in window.each_thread() if key.pid == child.pid]
-        assert 0.9 * 320 * MS <= sum(mine) <= 2 * window.span_ns
-        child.go()  # it is the other program by now
-        window = live.tick(0.1)
-        of_exec = [totals.running_ns for key, totals in window.each_thread() if key.pid == child.pid]
-        assert all(0 <= ns <= 100 * MS for ns in of_exec), of_exec
-        child.go()
-        window = live.tick()
-        assert 0.9 * 200 * MS <= watch.thread(window, child.pid).running_ns <= 250 * MS
-        window = live.tick(0.2)
-        one = of_thread(window, child.pid)
-        assert one == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
-        assert window.catalog.life(ThreadKey(child.pid, child.pid)).to_ns == 0
 
 
 def test_nothing_is_stuck_without_waits(live: Watch) -> None:
