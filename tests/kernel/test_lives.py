@@ -20,7 +20,7 @@ from offtop.model.values.snapshot import SiteTotals
 from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
 from tests.kernel import watch
-from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot
+from tests.kernel.accounting.simulated_kernel import MIN_NS, NOTHING, Wait, record_of, site_records, snapshot
 
 KEY = ThreadKey(7, 7)
 TICK_NS = 10_000

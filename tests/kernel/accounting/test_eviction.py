@@ -17,7 +17,7 @@ from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Fr
 from offtop.model.values.table import SITES, integers, nonzero_lanes
 from offtop.model.values.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.windows.window import between
-from tests.kernel.accounting.test_ledger import (
+from tests.kernel.accounting.simulated_kernel import (
     MIN_NS,
     NOTHING,
     TICK_NS,
@@ -197,3 +197,56 @@ def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals)
 
 def move(running: Running[SiteKey, SiteTotals], key: SiteKey) -> None:
     running.move(integers([key], SITES.width), integers([(*EXITED, key.kernel, NO_STACK, 0)], SITES.width))
+
+
+def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> None:
+    key, ledger = ThreadKey(7, 100), Ledger(0)
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
+    first = snapshot(ledger)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    sites = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
+    ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], exited={key: 7_000}, has_snapshot=False)
+    for at_ns in (20_000, 30_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], has_snapshot=at_ns == 30_000)
+    window = between(first, snapshot(ledger))
+    totals = dict(window.each_thread())[key]
+    assert (totals.waits, totals.offcpu_ns, totals.max_ns) == (1, 5_000, 5_000)
+    ledger.tick(40_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+
+
+def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
+    key = ThreadKey(7, 100)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    first = snapshot(ledger)
+    ledger.tick(
+        10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [], exited={key: 0}
+    )
+    assert set(ledger.threads) == {key}
+    second = snapshot(ledger)
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [])
+    third = snapshot(ledger)
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}
+    assert dict(between(second, third).each_thread()) == {}
+    assert dict(between(first, third).each_thread())[EXITED].offcpu_ns == 3_000
+
+
+def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None:
+    key, minute_ns = ThreadKey(7, 100), 60 * 10**9
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    record = record_of([wait], 0, TICK_NS)
+    assert record
+    ledger = Ledger(0)
+    ledger.tick(10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
+    assert ledger.tick(minute_ns, MIN_NS, [], NOTHING, [], primed_ns=minute_ns - 1) == []
+    scanned_task = OffCpuTask(key, 20_000, False, 0, 3)
+    assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [scanned_task], primed_ns=minute_ns + 1) == []
+    assert ledger.tick(3 * minute_ns, MIN_NS, [], NOTHING, [], primed_ns=3 * minute_ns - 1) == [key]
+    ledger.tick(3 * minute_ns + 10_000, MIN_NS, [], NOTHING, [])
+    assert set(ledger.threads) == {EXITED}
+    assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}

@@ -8,7 +8,7 @@ from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.snapshot import EXITED, ThreadTotals
 from offtop.model.windows.window import between
 from offtop.units import NS_PER_S
-from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, TICK_NS, snapshot
+from tests.kernel.accounting.simulated_kernel import MIN_NS, NOTHING, TICK_NS, snapshot
 
 ONE = ThreadKey(7, 100)
 BEGAN_NS, BORN_NS = 1_000, 1_500
