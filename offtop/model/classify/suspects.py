@@ -13,7 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from offtop.model.classify.activity import RUNS
-from offtop.model.classify.categories import CONNECT
+from offtop.model.classify.categories import CONNECT, POLL
 from offtop.model.classify.cpu_suspects import CpuSuspects
 from offtop.model.classify.standing import LOCK, PIPE, SATURATED, WaitsOfTick
 from offtop.model.classify.suspect import (
@@ -109,7 +109,8 @@ class SuspectFinder:
         """Return the suspects of the last tick that stay as long as their average harm does.
 
         Their waits are short, and happen to be over at the end of this tick. Or they are at a pipe, where writer and
-        reader take turns: the threads wait there again, but not for long yet, so the age is left out.
+        reader take turns, or have just begun to poll again, as for a name that is looked up once more: the threads wait
+        there again, but not for long yet, so the age is left out.
         """
         found: list[Suspect] = []
         for one in self._shown:
@@ -118,7 +119,9 @@ class SuspectFinder:
                 continue
             if one.age_ns < self._weights.least_age_ns:
                 found.append(one)
-            elif first.state == PIPE and first.program in waits.programs_at(PIPE):
+            elif (first.state == PIPE and first.program in waits.programs_at(PIPE)) or (
+                first.state == POLL and waits.polls_unread(first.key)
+            ):
                 found.append(one._replace(hops=tuple(hop._replace(age_ns=0) for hop in one.hops)))
         return found
 

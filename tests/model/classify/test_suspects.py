@@ -264,6 +264,19 @@ def test_suspect_stays_when_those_behind_the_first_one_are_unknown_for_a_tick() 
     assert [[one.end.program for one in tick.suspects][:1] for tick in found] == [["python3"]] * 4
 
 
+@pytest.mark.parametrize("still_polls", [True, False])
+def test_suspect_stays_for_a_tick_while_its_threads_have_just_polled_again(still_polls: bool) -> None:
+    machine, finder = Machine(), SuspectFinder(WEIGHTS)
+    for tid in range(11, 16):
+        machine.waits("web", 10, "poll", 4.9, "lib:__poll", "lib:getaddrinfo", tid=tid)
+    found = [finder.tick(machine.tick()) for _ in range(3)]
+    machine.waiting.clear()
+    user = () if still_polls else ("lib:__poll", "wait_for_work")
+    machine.waits("web", 10, "poll", 0.3, *user, tid=11)  # without functions: its stack is not read yet
+    found.append(finder.tick(machine.tick()))
+    assert [len(tick.suspects) for tick in found] == [1, 1, 1, int(still_polls)]
+
+
 def test_deadlock_is_never_usual() -> None:
     machine = Machine()
     one, other = (machine.waits("taker", pid, "lock", 30) for pid in (10, 11))
