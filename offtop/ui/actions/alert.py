@@ -11,14 +11,14 @@ from offtop.ui.kit.lines import Line, fit, plain, whole_sentences
 from offtop.ui.panes import stacks
 from offtop.units import count
 
-_LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
+_LOST_HINT = "a longer minimum (m) or fewer threads (p, F) help; all other totals are exact"
 _LOST_HINTS = {
     "unread": "user stacks that could not be read. Help (?) names the processes and devices that hang",
     UNMEASURED: "not measured, because the connection was lost. Averages leave this time out",
 }
 """The same, if only this kind was lost."""
 _LOST_HINT_SAMPLED = (
-    "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
+    "a larger --cpu-budget or fewer threads (p, F) help; these threads started and exited between two samples"
 )
 """The same, when /proc is sampled."""
 _FIRST_KEYS = "Enter shows what is inside a row, 6 what others wait for, ? all keys."

@@ -264,7 +264,7 @@ async def test_unseen_threads_suggest_a_larger_cpu_budget_when_sampling() -> Non
         await pilot.press("j")  # the first key clears the startup notice
         alert = screen(app)[-2]
         assert alert.startswith(
-            "lost 12 threads: these threads started and exited between two samples. A larger --cpu-budget"
+            "lost 12 threads: a larger --cpu-budget or fewer threads (p, F) help; these threads started and"
         ), alert
 
 
