@@ -414,11 +414,14 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
 
 
 def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -> None:
-    with waits.running("sleep", times=2, each_ms=700) as child:
+    with waits.running("sleep", times=3000, each_ms=10) as other:
+        other.go()
+        live.load_unwind_rules(other.tid, *other.user)  # as if other tests had run before
+    with waits.running("sleep", times=2, each_ms=1000) as child:
         live.tick()
         child.go()
         seen: dict[int, list[tuple[int, ...]]] = {}
-        for _ in range(26):
+        for _ in range(38):
             live.tick(0.05)
             one = waiting(live, child.tid)
             if live.last.catalog.calls.get(one.call, "").endswith("nanosleep"):  # neither for its go nor for its end
