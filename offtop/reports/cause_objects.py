@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from offtop.model.classify.cause_finder import CauseFinder, without_keys
+from offtop.model.classify.cause_finder import CauseFinder, with_pid, without_keys
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import (
@@ -36,7 +36,7 @@ class Causes:
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
         self.all: list[json_breakdowns.Cause] = []
         """Most time first."""
-        whole: dict[Rule, int] = {}
+        whole: dict[Rule, Counter[int]] = {}  # by process
         for key, totals in those:
             (queued,) = cause_finder.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], catalog)
             of_cpu_ns = 0 if leaf_of[key].category == THROTTLE else totals.runqueue_ns
@@ -46,17 +46,23 @@ class Causes:
             )
             for rule, category, ns in parts:
                 if rule and (ns or category != RUN_QUEUE):
-                    whole[rule] = whole.get(rule, 0) + ns
+                    whole.setdefault(rule, Counter())[key.pid] += ns
                     self._ns.setdefault(category, Counter())[rule.id] += ns
                     self._of_threads.setdefault(key.thread, Counter())[rule.id] += ns
         more = Counter[Rule | None]()
         for rule, ns in zip(cause_finder.rules_at(estimated, catalog), estimated.values(), strict=True):
             more[rule] += ns
-        for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
-            texts = {"id": rule.id, "name": rule.name, "says": rule.says}
+        for rule, of_pids in sorted(whole.items(), key=lambda item: -item[1].total()):
+            ((most_pid, _),) = of_pids.most_common(1)
             self.all.append(
                 json_breakdowns.Cause(
-                    **texts, next=without_keys(rule.next) or None, idle=rule.idle, total_ns=ns, estimated_ns=more[rule]
+                    id=rule.id,
+                    name=rule.name,
+                    says=rule.says,
+                    next=without_keys(with_pid(rule.next, most_pid)) or None,
+                    idle=rule.idle,
+                    total_ns=of_pids.total(),
+                    estimated_ns=more[rule],
                 )
             )
 

@@ -124,7 +124,7 @@ def test_generated_code_needs_a_perf_map(tmp_path: Path) -> None:
         found = rounds(looker, child)
         assert {*found} == {(f"{ANONYMOUS} of jit", NO_MAP), (f"{ANONYMOUS} of jit", GUESSED)}
         assert all(one.share == 1.0 for one in found.values())
-        assert "/tmp/perf-PID.map" in found[f"{ANONYMOUS} of jit", NO_MAP].remedy
+        assert f"/tmp/perf-{child.pid}.map" in found[f"{ANONYMOUS} of jit", NO_MAP].remedy
         perf_map = Path(f"/tmp/perf-{child.pid}.map")
         perf_map.write_text(f"{child.at['jit']:x} 40 made_at_run_time\n")
         try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from offtop.model.classify.cause_finder import with_pid
 from offtop.model.classify.causes import is_libc
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED
@@ -108,7 +109,7 @@ _RUNTIME = re.compile(
 )
 """Names of binaries or processes of runtimes with a JIT compiler."""
 _MAPS: Mapping[str, str] = {
-    "java": "write a perf map now, and once in a while: jcmd {pid} Compiler.perfmap (JDK 17 or later)",
+    "java": "write a perf map now, and once in a while: jcmd PID Compiler.perfmap (JDK 17 or later)",
     "node": "start it with: node --perf-basic-prof",
     "dotnet": "start it with DOTNET_PerfMapEnabled=1 in its environment",
     "ruby": "start it with: ruby --yjit-perf",
@@ -226,7 +227,7 @@ class Problems:
         for (flaw, process), of_pids in sums.items():
             pid, ns = max(of_pids, key=of_pids.__getitem__), sum(of_pids.values())
             runtime = runtimes.get(pid) or _runtime(process)
-            remedy = _remedy(flaw, "" if pid == EXITED.pid else runtime).format(pid=pid)
+            remedy = with_pid(_remedy(flaw, "" if pid == EXITED.pid else runtime), pid)
             problems.append(Problem(flaw.binary, process, flaw.reason, ns, ns / total_ns, remedy))
         problems.sort(key=lambda one: (-one.total_ns, one[:3]))
         return ProblemSummary(total_ns, whole_ns, named_ns, tuple(problems))

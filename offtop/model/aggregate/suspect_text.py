@@ -10,7 +10,7 @@ from typing import NamedTuple
 from offtop.model.aggregate import location
 from offtop.model.classify.activity import RUNS
 from offtop.model.classify.categories import CONNECT
-from offtop.model.classify.cause_finder import CauseFinder, without_keys
+from offtop.model.classify.cause_finder import CauseFinder, with_pid, without_keys
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspect import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
 from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS, UNMEASURED
@@ -275,20 +275,20 @@ class SuspectTexts:
         if len(one.hops) > 1 and (waiter.via != TITLE or end.state == STOPPED):
             if one.hops[-2].via in LOCKS and end.state == SLEEP and end.key.pid != waiter.key.pid:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
-            own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
+            own = with_pid(rule.next, end.key.pid) if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == STOPPED:
                 pid = end.key.pid
                 return f"what stopped it: a signal (kill -CONT {pid}), a debugger (its TracerPid), a frozen cgroup"
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
-                return cause.next if cause else ""
+                return with_pid(cause.next, waiter.key.pid) if cause else ""
             if end.state == UNMEASURED:
                 return f"ps -o stat,wchan:20,args -p {end.key.pid}: a filter such as -p leaves it out, or it has exited"
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
         rule = self.rule(waiter)
-        return rule.next if rule else ""
+        return with_pid(rule.next, waiter.key.pid) if rule else ""
 
     def _function(self, hop: Hop) -> str:
         """Return the innermost function of the program in its stack; empty if it is unknown."""

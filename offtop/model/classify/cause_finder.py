@@ -26,7 +26,7 @@ from offtop.model.classify.causes import (
 from offtop.model.classify.left_out import LeftOut, estimated_ns
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.peers import may_have_peers
-from offtop.model.values.snapshot import EXITED
+from offtop.model.values.snapshot import EXITED, PSEUDO_PIDS
 from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
 from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
@@ -44,6 +44,7 @@ _LEAST_SHARE, _LEAST_THREADS = 0.1, 0.01
 _KEY_OF_WAKERS = "key 2"
 """How `next` in the rules names the key that shows wakers."""
 _KEY = re.compile(r" \(key (\w)\)|\bkey (\w)\b")
+_PID = re.compile(r"\bPID\b")
 _OPTIONS = {"2": "--mode wakeup", "5": "--stuck", "7": "--mode file", "8": "--mode disk"}
 """Key → the option of batch mode that shows the same."""
 _WITHOUT_OPTION = frozenset("ACGY")
@@ -77,16 +78,22 @@ class CauseShare(NamedTuple):
 
         `with_keys`: if there is a screen.
         """
-        says, hint = (self.rule.says, advice(self.rule, catalog)) if self.rule else ("", "")
+        says, hint = (self.rule.says, advice(self.rule, catalog, self.pid)) if self.rule else ("", "")
         hint = hint if with_keys else without_keys(hint)
         text = f"{self.in_short(catalog, with_process)}: {says}" if says else self.in_short(catalog, with_process)
         return f"{text} Next: {hint}." if hint else text
 
 
-def advice(rule: Rule, catalog: Catalog) -> str:
-    """Return what to look at next, marked if it is not available; empty for nothing."""
+def advice(rule: Rule, catalog: Catalog, pid: int) -> str:
+    """Return what to look at next, marked if it is not available; empty for nothing. `pid`: a process that waits."""
     lacks = not catalog.has_programs and _KEY_OF_WAKERS in rule.next
-    return f"{rule.next} (needs BPF)" if lacks else rule.next
+    hint = with_pid(rule.next, pid)
+    return f"{hint} (needs BPF)" if lacks else hint
+
+
+def with_pid(hint: str, pid: int) -> str:
+    """Return what to look at next with the process in place of `PID`, if it is one that can be looked at."""
+    return hint if pid == EXITED.pid or pid in PSEUDO_PIDS else _PID.sub(str(pid), hint)
 
 
 def without_keys(hint: str) -> str:

@@ -281,7 +281,7 @@ def _why(common: Common, row: Row, pen: Pen) -> list[str]:
     texts: list[str] = []
     if row.rule:
         texts.append(f"for {row.rule.name}: {row.rule.says}")
-        texts += [f"next: {hint}"] if (hint := advice(row.rule, common.catalog)) else []
+        texts += [f"next: {hint}"] if (hint := advice(row.rule, common.catalog, row.top.pid)) else []
     what = common.catalog.wake(row.top.wake).object
     texts += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
     return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]

@@ -241,7 +241,7 @@ def test_remedy_names_no_process_that_has_exited() -> None:
         (APP, "java", "jcmd 8 Compiler.perfmap"),
         ("/usr/bin/node", "MainThread", "node --perf-basic-prof"),
         ("/opt/dotnet/shared/libcoreclr.so", "web", "DOTNET_PerfMapEnabled=1"),
-        (APP, "javascript", "/tmp/perf-PID.map"),
+        (APP, "javascript", "/tmp/perf-8.map"),
     ],
 )
 def test_remedy_for_jit_code_is_the_perf_map_of_its_runtime(file: str, process: str, remedy: str) -> None:

@@ -255,6 +255,15 @@ def test_stopped_process_can_be_resumed() -> None:
     ]
 
 
+def test_hint_names_the_process_that_waits() -> None:
+    machine = Machine()
+    for tid in (11, 12):
+        machine.waits("java", 10, "lock", 30, "Parker::park", "ObjectMonitor::enter", tid=tid)
+    ((says, then),) = sentences(machine)
+    assert says == "2 threads of java wait for a Java monitor (30.0s)"
+    assert then == "jstack 10: shows the thread as BLOCKED, and the owner of the monitor"
+
+
 def test_deadlock_names_all_threads_and_locks() -> None:
     machine = Machine()
     for pid, other, lock in ((10, 11, "y.lock"), (11, 10, "x.lock")):

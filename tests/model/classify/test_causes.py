@@ -14,7 +14,7 @@ from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, 
 from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, first_match, subject_of
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import CLIENT, PEER, WRITER, Peers, PeerSide, Process
-from offtop.model.values.snapshot import SiteTotals, Snapshot
+from offtop.model.values.snapshot import EXITED, OUTSIDE, SiteTotals, Snapshot
 from offtop.model.values.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
 from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import Object, Wake
@@ -538,8 +538,17 @@ def test_hint_about_wakers_says_where_they_are_not_available() -> None:
     rule = '[[rule]]\nid = "{0}"\nname = "{0}"\nsays = "It is."\nnext = "{1}"\nown = ["{0}"]\n'
     rules = parsed(rule.format("work", "who does: key 2") + rule.format("other", "see the log")).rules
     traced, sampled = catalog(), replace(catalog(), has_programs=False)
-    assert [advice(one, traced) for one in rules] == ["who does: key 2", "see the log"]
-    assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
+    assert [advice(one, traced, 7) for one in rules] == ["who does: key 2", "see the log"]
+    assert [advice(one, sampled, 7) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
+
+
+def test_hint_has_the_process_id_in_place_of_the_word_pid() -> None:
+    text = '[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "ps -o pid,stat PID: see LSPID"\nown = ["work"]\n'
+    (rule,) = parsed(text).rules
+    said = CauseShare(rule, 5, 0.5, 7).in_full(catalog(), with_process=False)
+    assert said.endswith("Next: ps -o pid,stat 7: see LSPID.")
+    for pid in (EXITED.pid, OUTSIDE):
+        assert advice(rule, catalog(), pid) == rule.next, "no process that can be looked at"
 
 
 def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
