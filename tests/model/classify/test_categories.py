@@ -142,6 +142,8 @@ def test_every_category_with_a_rule_was_recorded_except_for_devices() -> None:
         ("6.1", "kvm_vcpu_block kvm_vcpu_halt vcpu_run kvm_arch_vcpu_ioctl_run kvm_vcpu_ioctl", "poll"),
         ("6.1", "wait_for_completion_io_timeout blk_execute_rq nvme_submit_user_cmd nvme_ioctl", "device"),
         ("6.1", "dma_fence_default_wait dma_fence_wait_timeout drm_atomic_helper_wait_for_fences", "device"),
+        ("6.18", "file_tty_write.isra.0 vfs_write ksys_write do_syscall_64", "kernel-lock"),
+        ("6.18", "n_tty_write file_tty_write.isra.0 vfs_write ksys_write do_syscall_64", "tty"),
         ("6.1 arm64", "el0_interrupt __el0_irq_handler_common el0t_64_irq_handler el0t_64_irq", "run-queue"),
         ("6.1 realtime", "rtlock_slowlock_locked rt_spin_lock __local_bh_disable_ip", "kernel-lock"),
         ("7.0", "preempt_schedule_common throttle_cfs_rq_work task_work_run exit_to_user_mode_loop", "throttle"),

@@ -326,6 +326,23 @@ def test_full_pipe_from_before_offtop_is_not_standing() -> None:
     assert ends(machine.found()) == [(HOLDER, "sleep", 20, "sleep")]
 
 
+@pytest.mark.parametrize(
+    ("category", "full", "empty"),
+    [
+        ("pipe", "do_msgsnd", "do_msgrcv"),
+        ("pipe", "do_mq_timedsend", "do_mq_timedreceive"),
+        ("tty", "n_tty_write", "n_tty_read"),
+    ],
+)
+def test_full_queue_or_terminal_is_not_standing(category: str, full: str, empty: str) -> None:
+    machine = Machine()
+    machine.waits("logger", 10, category, 600, kernel=full, before=True)
+    machine.waits("reader", 20, category, 600, kernel=empty, before=True)
+    tick = machine.tick()
+    assert tick.waits.rows[tick.standing, 0].tolist() == [20]
+    assert [one.hops[0].program for one in machine.found().suspects] == ["logger"]
+
+
 @pytest.mark.parametrize("category", ["connect", "net-send"])
 def test_nobody_waits_to_connect_or_to_send_because_there_is_no_work(category: str) -> None:
     machine = Machine()
