@@ -148,7 +148,8 @@ ON_A_QUEUE = (
         ("postgres-idle", "postgres", "poll", ("lib:epoll_wait", "WaitLatch", "WalWriterMain"), ()),
         ("innodb-row-lock", "mysqld", "lock", (WAIT, "lock_wait(que_thr_t*)", "row_mysql_handle_errors(int)"), ()),
         ("innodb-row-lock-stripped", "mariadbd", "lock", (WAIT, "1", "2", "handler::ha_index_read_map(int, int)"), ()),
-        ("mysql-metadata-lock", "mariadbd", "lock", (WAIT, "MDL_wait::timed_wait(x) const", "MDL_context::y()"), ()),
+        ("mariadb-metadata-lock", "mariadbd", "lock", (WAIT, "MDL_wait::timed_wait(x) const", "MDL_context::y()"), ()),
+        ("mysql-metadata-lock", "mysqld", "lock", (WAIT, "MDL_wait::timed_wait(x) const", "MDL_context::y()"), ()),
         ("mysql-client", "mariadbd", "poll", ("lib:__poll", "vio_io_wait", "7", "my_net_read_packet"), ()),
         ("mysql-sleep", "mariadbd", "lock", (WAIT, "Interruptible_wait::wait(a, b)", "Item_func_sleep::val_int()"), ()),
         ("redis-idle", "redis-server", "poll", ("lib:epoll_wait", "aeProcessEvents", "main"), ()),
@@ -228,6 +229,13 @@ def test_rules_name_what_real_programs_wait_for(
 ) -> None:
     what = Object("udp", "socket:[1]", local="10.0.0.9:40000", peer="10.0.0.1:53") if expected == "dns-server" else None
     assert cause_of(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
+
+
+def test_advice_about_a_metadata_lock_is_that_of_the_server() -> None:
+    advised = {rule.id: rule.next for rule in PACKAGED.rules if rule.name == "a metadata lock"}
+    assert advised["mysql-metadata-lock"] == "select * from sys.schema_table_lock_waits"
+    assert advised["mariadb-metadata-lock"].startswith("install soname 'metadata_lock_info'; select ")
+    assert "schema_table_lock_waits" not in advised["mariadb-metadata-lock"], "it returns no row"
 
 
 def test_texts_of_shipped_rules_are_short_and_complete() -> None:

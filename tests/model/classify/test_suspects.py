@@ -604,7 +604,7 @@ def test_wait_without_a_user_stack_yet_gets_that_of_the_last_similar_wait(ms: in
     for _ in range(2):
         now = machine.tick()
         rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.waits))}
-        assert rules == ({"mysql-metadata-lock"} if is_named else {""}), "also in a tick in which none ended"
+        assert rules == ({"mariadb-metadata-lock"} if is_named else {""}), "also in a tick in which none ended"
         machine.sites.clear()
 
 
