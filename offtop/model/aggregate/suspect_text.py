@@ -201,6 +201,8 @@ class SuspectTexts:
             return "waits in unknown functions"  # they may show that it is not for work
         if hop.state in _DOES:
             return _DOES[hop.state]
+        if (rule := self.rule(hop)) and rule.is_sleep:
+            return "sleeps"
         return f"waits for {self.what(hop)}"
 
     def _is_named(self, user: int) -> bool:

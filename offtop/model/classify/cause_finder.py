@@ -31,7 +31,16 @@ from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names,
 from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
 from offtop.model.windows.breakdown import RUN_QUEUE, PartTuple
-from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, WHERE, IdleByRule, Where
+from offtop.model.windows.idle_by_rule import (
+    IDLE,
+    NOT_IDLE,
+    NOTHING_BY_RULE,
+    SLEEPS,
+    UNDECIDED,
+    WHERE,
+    IdleByRule,
+    Where,
+)
 from offtop.printable import printable
 
 K = TypeVar("K")
@@ -151,7 +160,8 @@ class CauseFinder:
         self._unnamed: dict[Frame, set[_WaitKind]] = {}
         """Frames without a name → the kinds of waits that they are in."""
         self._checked: tuple[object, ...] = ()
-        self._idle_at: dict[Where, bool] = {}
+        self._idle_at: dict[Where, int] = {}
+        """As IdleByRule, without UNDECIDED."""
         self._program_at: dict[Where, str] = {}
         """Location → the program at that time."""
         self._by_rule = NOTHING_BY_RULE
@@ -273,25 +283,29 @@ class CauseFinder:
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
             candidates = self._candidates_for(catalog.stack(kernel).category, self._program_at[where])
-            if all(rule.idle is None for rule in candidates):
+            if not any(map(_verdict, candidates)):
                 continue
             rule = self._rule(pid, kernel, user, NO_OBJECT, catalog)
-            if rule and rule.idle is not None:
-                self._idle_at[where] = rule.idle
+            if rule and (verdict := _verdict(rule)):
+                self._idle_at[where] = verdict
         if self._idle_at != before:
             self._by_rule = IdleByRule({**self._in_progress(), **self._idle_at})
         return self._by_rule
 
-    def _in_progress(self) -> dict[Where, bool]:
+    def _in_progress(self) -> dict[Where, int]:
         """Return which waits in progress are idle by rule; they have no user stack at first.
 
-        They are idle if all that ended there are.
+        They are idle if all that ended there are; they may be sleeps if some of these were.
         """
-        every: dict[tuple[int, int], set[bool]] = {}
+        every: dict[tuple[int, int], set[int]] = {}
         for pid, kernel, user in self._program_at:
             if user != NO_STACK:
-                every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
-        return {(pid, kernel, NO_STACK): True for (pid, kernel), idle in every.items() if idle == {True}}
+                every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), UNDECIDED))
+        return {
+            (pid, kernel, NO_STACK): SLEEPS if SLEEPS in verdicts else IDLE
+            for (pid, kernel), verdicts in every.items()
+            if verdicts <= {IDLE, SLEEPS}
+        }
 
     def _of_row(self, row: tuple[int, ...], catalog: Catalog) -> Rule | None:
         kernel, user, wake, pid = row
@@ -379,6 +393,13 @@ class CauseFinder:
         self._rule_by_row.clear()
         stacks = {kind[:2] for kind in kinds}
         self._program_at = {where: program for where, program in self._program_at.items() if where[1:] not in stacks}
+
+
+def _verdict(rule: Rule) -> int:
+    """Return what a rule says about whether a wait is idle."""
+    if rule.is_sleep:
+        return SLEEPS
+    return UNDECIDED if rule.idle is None else IDLE if rule.idle else NOT_IDLE
 
 
 def _slug(name: str) -> str:

@@ -31,6 +31,7 @@ _MOST_OWN = 1_000
 """Maximum number of rules in the user's file."""
 _LONGEST_TEXT = 200
 _LAST_PORT = 65_535
+_TEXTS = ("id", "name", "says", "next", "service", "client")
 _DEEPEST = 127
 
 
@@ -140,6 +141,8 @@ class Rule:
     """Only complete stacks with at most so many functions of the program match; 0: all."""
     idle: bool | None = None
     """Whether the wait is idle, whatever its category; None: the category decides."""
+    is_sleep: bool = False
+    """Whether the thread sleeps, whatever its category: the wait is idle if one of category `sleep` were."""
     service: str = ""
     """The name to use if the peer is known, with `{}` for the peer."""
     client: str = ""
@@ -350,7 +353,7 @@ class _Reader(RuleFile):
 
     def _rule(self, number: int, table: dict[str, Any], known: frozenset[str]) -> Rule:
         where = self.rule_place(number)
-        self.known_keys(table, {"id", "name", "says", "next", "idle", "service", "client", "depth", *CONDITIONS}, where)
+        self.known_keys(table, {*_TEXTS, "idle", "sleep", "depth", *CONDITIONS}, where)
         depth = table.get("depth", 0)
         if "depth" in table and (type(depth) is not int or not 0 < depth <= _DEEPEST):
             raise self.wrong(where, f"`depth` is not a number of functions: write 1 to {_DEEPEST}")
@@ -365,8 +368,11 @@ class _Reader(RuleFile):
             raise self.wrong(
                 where, f"it has none of the conditions {', '.join(one for one in CONDITIONS if one != 'not')}"
             )
-        if "idle" in table and "object" in table:
-            raise self.wrong(where, "`idle` depends on the stack, so it cannot be combined with `object`")
+        for key in ("idle", "sleep"):
+            if key in table and "object" in table:
+                raise self.wrong(where, f"`{key}` depends on the stack, so it cannot be combined with `object`")
+        if "idle" in table and "sleep" in table:
+            raise self.wrong(where, "`idle` and `sleep` both decide whether it is idle: remove one of them")
         word = self._text(table, "id", where, "a word for scripts")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", word):
             raise self.wrong(where, "`id` may only have a to z, 0 to 9 and -")
@@ -378,6 +384,7 @@ class _Reader(RuleFile):
             tuple(conditions),
             depth,
             self.flag(table, "idle", where) if "idle" in table else None,
+            self.flag(table, "sleep", where) if "sleep" in table else False,
             self._text(table, "service", where, "the name if the peer is known") if "service" in table else "",
             self._text(table, "client", where, "the name if the peer is a client") if "client" in table else "",
             f"{self.name}, {where}",

@@ -237,6 +237,10 @@ class WaitsOfTick:
     def _are_of_normal_kind(self, rows: Mask) -> Mask:
         """Return which of these rows are of a category in which a thread waits for work."""
         is_normal = rows & self._is_leaf(lambda leaf: leaf.category in self._weights.normal)
+        locked = np.flatnonzero(rows & self._is_leaf(lambda leaf: leaf.category == LOCK))
+        self.look_up(locked)
+        first, which = self.kinds(locked)
+        is_normal[locked] = np.array([self._sleeps(row) for row in first], np.bool_)[which]
         for row in self.via:
             if is_normal[row]:
                 is_normal[row] = not self._is_owed(row) and self.via[row] not in self._weights.via
@@ -281,6 +285,10 @@ class WaitsOfTick:
         if state == STOPPED or (has_request and state == SLEEP):
             return True
         return state not in self._weights.normal and not (row >= 0 and self.idle[row])
+
+    def _sleeps(self, row: int) -> bool:
+        rule = self.rule(row)
+        return rule is not None and rule.is_sleep
 
     def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)

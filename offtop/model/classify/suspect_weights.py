@@ -9,6 +9,7 @@ from typing import Any
 
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.rule_file import RuleFile
+from offtop.model.windows.breakdown import SLEEP
 from offtop.printable import printable
 from offtop.units import parse_duration
 
@@ -33,7 +34,8 @@ class Weights:
 
     def of(self, category: str, rule: Rule | None, is_known: bool) -> float:
         """Return the weight of a wait. `is_known`: whether it is known which thread or process must act."""
-        own = (self.behind if is_known else self.alone).get(category, 0.0)
+        kind = SLEEP if rule and rule.is_sleep else category
+        own = (self.behind if is_known else self.alone).get(kind, 0.0)
         return max(own, self.cause.get(rule.general.id, 0.0)) if rule else own
 
 

@@ -27,6 +27,7 @@ from offtop.model.values.wake import FIRST_WAKE
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
 from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.idle_by_rule import IDLE, NOT_IDLE, SLEEPS
 from offtop.units import NS_PER_S
 
 LEAST_AUTO_NS = 10_000_000
@@ -322,11 +323,12 @@ def _idle(some: Sequence[LongWait], categories: Sequence[str], idle: Idle) -> li
     """Return whether each is idle, as in Shares."""
     ids = integers([one.site for one in some], SITES.width)
     is_idle = np.array([category in idle.categories for category in categories], np.bool_)
-    asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
+    by_rule = idle.by_rule.of(ids)
+    asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_) | (by_rule == SLEEPS))
     if len(asleep):
         is_idle[asleep] |= idle.is_periodic(ids[asleep])
-    by_rule = idle.by_rule.of(ids)
-    return np.where(by_rule == 0, is_idle, by_rule > 0).tolist()
+    is_idle[by_rule == IDLE], is_idle[by_rule == NOT_IDLE] = True, False
+    return is_idle.tolist()
 
 
 def excerpt(catalog: Catalog, site: SiteKey) -> Catalog:

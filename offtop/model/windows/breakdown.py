@@ -46,7 +46,7 @@ from offtop.model.values.table import (
     thread_codes,
 )
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
+from offtop.model.windows.idle_by_rule import IDLE, NOT_IDLE, NOTHING_BY_RULE, SLEEPS, IdleByRule
 from offtop.model.windows.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -69,7 +69,7 @@ class Idle(NamedTuple):
     categories: Collection[str] = frozenset[str]()
     """Categories that are always idle."""
     periodic: SiteKeys = NO_SITES
-    """Sites of `sleep` that are periodic. One window is not enough to decide that; History does."""
+    """Sites where threads sleep that are periodic. One window is not enough to decide that; History does."""
     by_rule: IdleByRule = NOTHING_BY_RULE
     """What rules say about sites, whatever their category. They override the categories and what is periodic."""
     standing: SiteKeys = NO_SITES
@@ -77,7 +77,7 @@ class Idle(NamedTuple):
     that ended is not."""
 
     def is_periodic(self, ids: Ints) -> Mask:
-        """Return which of `ids` (n, 4), sites of `sleep`, are idle.
+        """Return which of `ids` (n, 4), sites where threads sleep, are idle.
 
         A sleep in progress has no user stack and so a site of its own; it is idle if others of its thread are.
         """
@@ -281,15 +281,16 @@ def shares(window: Window, idle: Idle) -> Shares:
     stacks, which = distinct_rows(placed[:, 2:3])
     categories = [window.catalog.stack(one).category for (one,) in stacks]
     leaf = np.array([number(Leaf(c, c in idle.categories)) for c in categories], np.int64)[which]
-    asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which])
-    if len(asleep) and len(idle.periodic):
-        leaf[asleep[idle.is_periodic(placed[asleep])]] = number(Leaf(SLEEP, True))
-
     by_rule = idle.by_rule.of(placed)
-    for sign in (1, -1):
-        rows = np.flatnonzero(by_rule == sign)
+    asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which] | (by_rule == SLEEPS))
+    periodic = asleep[idle.is_periodic(placed[asleep])] if len(asleep) and len(idle.periodic) else asleep[:0]
+    for rows, is_idle in (
+        (periodic, True),
+        (np.flatnonzero(by_rule == IDLE), True),
+        (np.flatnonzero(by_rule == NOT_IDLE), False),
+    ):
         if len(rows):
-            leaf[rows] = np.array([number(Leaf(c, sign > 0)) for c in categories], np.int64)[which[rows]]
+            leaf[rows] = np.array([number(Leaf(c, is_idle)) for c in categories], np.int64)[which[rows]]
 
     throttled = np.array([c == THROTTLE for c in categories], np.bool_)[which[:count]]
     total_ns, ready_ns = numbers[:, TOTAL_NS], np.where(throttled, 0, numbers[:, RUNQUEUE_NS])

@@ -50,7 +50,7 @@ from offtop.model.windows.breakdown import (
     shares,
     with_standing,
 )
-from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
+from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, SLEEPS, IdleByRule
 from offtop.model.windows.stuck import NOTHING_STUCK, PastWaits, Stuck, stuck
 from offtop.model.windows.stuck import with_standing as with_standing_waits
 from offtop.model.windows.window import Window, between, merge, moved_only
@@ -272,11 +272,11 @@ class History:
             window = replace(window, lost=_sums(self._lost_unmeasured, window.lost))
             self._lost_unmeasured = {}
         self._number += 1
+        earlier_by_rule, self._newest_by_rule = self._newest_by_rule, self._apply_rules(snapshot, window)
         periodic = self._periodic_in(snapshot)
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
             self._periodic = periodic
-        earlier_by_rule, self._newest_by_rule = self._newest_by_rule, self._apply_rules(snapshot, window)
         idle = Idle(self._idle, self._periodic, self._newest_by_rule)
         every = shares(window, idle)
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
@@ -483,10 +483,11 @@ class History:
         return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_by_rule, self._newest_standing))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
-        """Return the sites of `sleep` whose waits so far are periodic."""
+        """Return the sites of `sleep`, or where threads sleep by rule, whose waits so far are periodic."""
         sites = table_of(SITES, snapshot.sites)
         stacks, which = distinct_rows(sites.ids[:, 2:3])
         asleep = np.array([snapshot.catalog.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
+        asleep |= self._newest_by_rule.of(sites.ids) == SLEEPS
         rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
         counts = counts_of(coded_at(sites.coded, rows, len(sites.ids)))
         return SiteKeys(sites.ids[rows[self._is_periodic(counts, len(rows))]])

@@ -29,6 +29,7 @@ from offtop.model.values.waits import (
 )
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.windows.change import numbers_of, waits_of
+from offtop.model.windows.idle_by_rule import IDLE, NOT_IDLE, SLEEPS
 from offtop.units import NS_PER_S, duration
 
 LEAST_AGE_NS = NS_PER_S // 10
@@ -127,12 +128,14 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     kinds, which = distinct_rows((ids[:, KERNEL] * 2 + every.is_ready)[:, None])
     names = [_current_category(kind >> 1, bool(kind & 1), catalog) for (kind,) in kinds]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
-    asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
+    as_read = ids.copy("K")
+    as_read[:, USER] = every.rows[:, READ_USER]
+    by_rule = idle.by_rule.of(as_read)
+    asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which] | (by_rule == SLEEPS))
     if len(asleep) and len(idle.periodic):
         looks_idle[asleep] |= idle.is_periodic(ids[asleep])
-    ids[:, USER] = every.rows[:, READ_USER]
-    by_rule = idle.by_rule.of(ids)
-    looks_idle = np.where(by_rule == 0, looks_idle, by_rule > 0)
+    ids = as_read
+    looks_idle[by_rule == IDLE], looks_idle[by_rule == NOT_IDLE] = True, False
     codes, leaf = distinct_rows((which << 1 | looks_idle)[:, None])
     leaves = [Leaf(names[code >> 1], bool(code & 1)) for (code,) in codes]
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, counts=integers([], 3))

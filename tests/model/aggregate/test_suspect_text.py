@@ -255,6 +255,16 @@ def test_stopped_process_can_be_resumed() -> None:
     ]
 
 
+def test_holder_that_sleeps_in_java_sleeps() -> None:
+    machine = Machine()
+    machine.held(
+        machine.waits("flock", 10, "lock", 30, kernel="flock_lock_inode_wait"), Blocker(20, 0, FILE_LOCK, True)
+    )
+    machine.waits("java", 20, "lock", 30, "os::PlatformEvent::park", "JavaThread::sleep", "JVM_Sleep")
+    ((says, _),) = sentences(machine)
+    assert says == "flock(10) waits for a file lock (30.0s), held by java(20), which sleeps"
+
+
 def test_hint_names_the_process_that_waits() -> None:
     machine = Machine()
     for tid in (11, 12):

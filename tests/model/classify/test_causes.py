@@ -20,7 +20,7 @@ from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import Object, Wake
 from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, break_down, by_site, shares
 from offtop.model.windows.history import History
-from offtop.model.windows.idle_by_rule import IdleByRule
+from offtop.model.windows.idle_by_rule import IDLE, NOT_IDLE, SLEEPS, UNDECIDED, IdleByRule
 from offtop.model.windows.window import Window
 
 CATEGORIES = categories.parse(paths.categories().read_text())
@@ -164,6 +164,32 @@ ON_A_QUEUE = (
         ("go-lock", "etcd", "lock", ("runtime.futex.abi0", "runtime.futexsleep", "runtime.lock2"), ()),
         ("java-monitor", "java", "lock", (WAIT, "PlatformEvent::park()", "ObjectMonitor::enter(JavaThread*)"), ()),
         ("java-park", "java", "lock", (WAIT, "Parker::park(bool, long)", "Unsafe_Park"), ()),
+        ("java-wait", "java", "lock", (WAIT, "os::PlatformEvent::park()", "ObjectMonitor::wait(long, bool)"), ()),
+        ("java-wait", "java", "lock", (WAIT, "PlatformEvent::park_nanos(long)", "ObjectMonitor::wait(long, bool)"), ()),
+        ("java-sleep", "java", "lock", (WAIT, "os::PlatformEvent::park(long)", "JavaThread::sleep(long)"), ()),
+        ("java-sleep", "java", "lock", (WAIT, "PlatformEvent::park_nanos(long)", "JVM_SleepNanos"), ()),
+        (
+            "java-launcher",
+            "java",
+            "lock",
+            ("lib:__pthread_clockjoin_ex", "CallJavaMainInNewThread", "ContinueInNewThread", "JLI_Launch"),
+            (),
+        ),
+        *(
+            ("java-gc-idle", "java", "lock", (WAIT, "os::PlatformMonitor::wait(long)", "Monitor::wait(long)", own), ())
+            for own in (
+                *("NotificationThread::notification_thread_entry(JavaThread*)", "NMethodSweeper::sweeper_loop()"),
+                *("JVM_WaitForReferencePendingList", "recorderthread_entry(JavaThread*, JavaThread*)"),
+                *("ZDriverPort::receive()", "ZMetronome::wait_for_tick()", "ZUncommitter::run_service()"),
+            )
+        ),
+        (
+            "java-gc-idle",
+            "java",
+            "lock",
+            ("lib:__new_sem_wait_slow64", "PosixSemaphore::wait()", "os::signal_wait()", "signal_thread_entry(x)"),
+            (),
+        ),
         ("event-loop", "nginx", "poll", ("lib:epoll_wait", "ngx_epoll_process_events"), ()),
         ("malloc", "web", "lock", ("lib:__lll_lock_wait_private", "lib:malloc", "work"), ()),
         ("mutex", "web", "lock", ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work"), ()),
@@ -315,6 +341,11 @@ def test_rule_matches_if_all_its_conditions_do(rule: str, subject: Subject, hold
             f'[[rule]]\n{RULE}object = ["pipe"]\nidle = true',
             "`idle` depends on the stack, so it cannot",
         ),
+        (
+            f'[[rule]]\n{RULE}own = ["x"]\nsleep = true\nidle = true',
+            "`idle` and `sleep` both decide whether it is idle",
+        ),
+        (f'[[rule]]\n{RULE}object = ["x"]\nsleep = true', "`sleep` depends on the stack, so it cannot"),
         ("rule = 7", "there is no [[rule]]"),
         ("rule = [7]", "there is no [[rule]]"),
         (f'[[rule]]\n{RULE}"\\u001b[2J" = ["a"]', "`\\x1b[2J` is unknown here"),
@@ -371,6 +402,7 @@ IDLE_RULES = parsed(
     '[[rule]]\nid = "busy"\nname = "busy"\nsays = "x"\nown = ["row_lock"]\nidle = false\n'
     '[[rule]]\nid = "plain"\nname = "plain"\nsays = "x"\nown = ["work"]\n'
     '[[rule]]\nid = "same"\nname = "it"\nsays = "x"\nown = ["other"]\n'
+    '[[rule]]\nid = "sleep"\nname = "sleep"\nsays = "x"\nown = ["doze"]\nsleep = true\n'
 )
 
 
@@ -384,6 +416,7 @@ def catalog() -> Catalog:
         LOOP: Stack(frames("lib:epoll_wait", "row_lock")),
         8: Stack(frames("work")),
         9: Stack(frames("other")),
+        10: Stack(frames("doze")),
     }
     made.processes |= {7: "web", 8: "db"}
     made.comms[ThreadKey(7, 71)] = "main"
@@ -525,8 +558,32 @@ def never(_: Ints, rows: int) -> Mask:
     return np.zeros(rows, np.bool_)
 
 
+@pytest.mark.parametrize("is_even", [False, True])
+def test_sleep_by_rule_is_idle_at_an_even_pace_only(is_even: bool) -> None:
+    made, cause_finder = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    history = History((), lambda _, rows: np.full(rows, is_even), idle_by_rule=cause_finder.idle_by_rule)
+    asleep, at_work = SiteKey(7, 71, LOCK, 10), SiteKey(7, 72, LOCK, 8)
+    sums = SiteTotals()
+    for second in range(3):
+        sums = sums.plus(SiteTotals(1, 5, 0, 5, 1))
+        history.add(Snapshot(0, second * 10**9, sites=dict.fromkeys((asleep, at_work), sums), catalog=made))
+    *_, last = history.last(10**10)
+    parts = {leaf: part.total_ns for leaf, part in last.leaves.items()}
+    assert parts == ({Leaf("lock"): 5, Leaf("lock", True): 5} if is_even else {Leaf("lock"): 10})
+
+
+def test_wait_in_progress_without_user_stack_may_be_a_sleep_if_others_of_its_process_were() -> None:
+    some, cause_finder = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, 10, 0), (7, 73, LOCK, NO_STACK, 0)], np.int64)
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [IDLE, SLEEPS, SLEEPS]
+    at_work = np.array([(7, 74, LOCK, 8, 0)], np.int64)
+    cause_finder.idle_by_rule([at_work], some)
+    another = np.array([(7, 75, POLL, WORKER, 0)], np.int64)
+    assert cause_finder.idle_by_rule([another], some).of(ids).tolist() == [IDLE, SLEEPS, UNDECIDED]
+
+
 def test_rules_say_nothing_about_unknown_sites() -> None:
-    said = IdleByRule({(7, 3, 5): True, (7, 3, 6): False})
+    said = IdleByRule({(7, 3, 5): IDLE, (7, 3, 6): NOT_IDLE})
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]
     assert IdleByRule({}).of(ids).tolist() == [0] * 4

@@ -343,6 +343,21 @@ def test_full_queue_or_terminal_is_not_standing(category: str, full: str, empty:
     assert [one.hops[0].program for one in machine.found().suspects] == ["logger"]
 
 
+def test_sleep_in_java_is_like_one_of_the_category() -> None:
+    machine = Machine()
+    sleeps = "lib:pthread_cond_timedwait", "os::PlatformEvent::park", "JavaThread::sleep", "JVM_Sleep"
+    for tid in range(11, 41):
+        machine.waits("java", 10, "lock", 5, *sleeps, tid=tid)
+    machine.waits("java", 50, "lock", 600, *sleeps, before=True)
+    machine.waits("java", 60, "lock", 600, "lib:pthread_cond_wait", "Parker::park", "Unsafe_Park", before=True)
+    even = machine.waits("java", 70, "lock", 5, *sleeps)
+    machine.at_even_pace = SiteKeys(integers([machine.waiting[even].site], SITES.width))
+    tick = machine.tick()
+    assert tick.waits.rows[tick.standing, 0].tolist() == [50]
+    assert tick.waits.rows[tick.idle, 0].tolist() == [70]
+    assert ends(machine.found()) == []
+
+
 @pytest.mark.parametrize("category", ["connect", "net-send"])
 def test_nobody_waits_to_connect_or_to_send_because_there_is_no_work(category: str) -> None:
     machine = Machine()
