@@ -145,7 +145,7 @@ def environment(one: Outlier, user: Person) -> Mapping[str, str]:
         "COMM": one.comm,
         "PID": wait.site.pid if wait else "",
         "TID": wait.site.tid if wait else "",
-        "WHAT": one.io.what if one.io else "",
+        "WHAT": one.what,
         "LENGTH_NS": one.length_ns if wait else "",
         "GOING_ON": int(one.is_going_on),
         "TAKEN_NS": one.taken_ns,

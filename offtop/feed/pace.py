@@ -81,7 +81,8 @@ class Pace:
             tick = self._history.add(snapshot)
             found = self._suspects.tick(self._history) if tick and self._suspects else NOTHING_FOUND
             if tick is not None and self._detector is not None:
-                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, tick, found))
+                sentence = self._suspects.sentence if self._suspects else str
+                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, tick, found, sentence))
             recorder = self.recorder
             if recorder is not None:
                 recorder.add(snapshot)

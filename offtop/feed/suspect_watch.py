@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from offtop.feed.source import Source
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.standing import WaitsOfTick
-from offtop.model.classify.suspect import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, Suspect
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.suspects import SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers
@@ -67,6 +68,12 @@ class SuspectWatch:
         for number in [one for one in self._found if one < oldest.number]:
             del self._found[number]
         return found
+
+    def sentence(self, one: Suspect) -> str:
+        """Describe a suspect of the newest tick in a sentence, with the names of functions that are known. Raw."""
+        if self._waits is None:
+            return ""
+        return SuspectTexts(self._waits.snapshot.catalog, self._source.names, self._causes).sentence(one).says
 
     @property
     def has_settled(self) -> bool:

@@ -36,6 +36,7 @@ def encode(one: Outlier) -> bytes:
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
         "processes": [[pid, name] for pid, name in catalog.processes.items()],
         **({"io": one.io} if one.io else {}),
+        **({"says": one.says[:_MOST_TEXT]} if one.says else {}),
         **({"began_earlier": True} if wait and wait.began_earlier else {}),
         **wake_rows.encode_wakes({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
     }
@@ -87,6 +88,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
         checked.identity(more),
         catalog,
         _io(fields.get("io")),
+        _text(fields.get("says", "")),
     )
 
 

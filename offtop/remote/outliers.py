@@ -1,8 +1,8 @@
 """Outliers that another machine finds, in place of an OutlierDetector here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from offtop.model.classify.suspect import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, Suspect
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.outliers.trigger import Trigger
 from offtop.model.values.outlier import AUTO, Outlier
@@ -21,6 +21,12 @@ class ReportedOutliers(OutlierDetector):
     def set_triggers(self, triggers: Collection[Trigger | None]) -> None:
         self._source.set_triggers([one.text if one else AUTO for one in triggers])
 
-    def tick(self, snapshot: Snapshot, tick: HistoryTick, suspects: Found = NOTHING_FOUND) -> Sequence[Outlier]:
+    def tick(
+        self,
+        snapshot: Snapshot,
+        tick: HistoryTick,
+        suspects: Found = NOTHING_FOUND,
+        sentence: Callable[[Suspect], str] = lambda _: "",
+    ) -> Sequence[Outlier]:
         self.outliers.add(snapshot.outliers)
         return snapshot.outliers

@@ -152,7 +152,7 @@ def outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> jso
         was_told=one.was_reported,
         wait=_wait_object(one, one.wait, names, cause_finder) if one.wait else None,
         mode=one.io.mode if one.io else None,
-        what=printable(one.io.what) if one.io else None,
+        what=printable(one.what) or None,
     )
 
 

@@ -14,8 +14,9 @@ from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.classify import suspect_weights
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
+from offtop.model.classify.suspect import HOLDER, Hop, Suspect
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.values.blockers import PIPE, Blocker
+from offtop.model.values.blockers import FILE_LOCK, PIPE, Blocker
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Move, Sampling, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import NO_STACK
@@ -115,6 +116,14 @@ def test_no_wait_is_standing_in_the_first_ten_seconds() -> None:
     watched = _Watched(OLD, READER._replace(pid=61, tid=61), weights=weights)
     assert leaves(watched.ticks(9)) == {PIPE_WAIT: 2000}
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 1000, STANDS: 1000}
+
+
+def test_suspect_of_an_outlier_has_its_sentence() -> None:
+    watched = _Watched(OLD)
+    watched.ticks(1)
+    hop = Hop(ThreadKey(20, 0), "flock", 3, 3, "lock", None, 9 * SECOND, via=FILE_LOCK, what="job.lock")
+    one = Suspect(HOLDER, (hop, Hop(ThreadKey(30, 0), "sleep", 1, 1, "sleep", None, 0)), 3.0, 3.0)
+    assert watched.watch.sentence(one) == "3 flock wait for job.lock (9.00s), held by sleep(30), which sleeps"
 
 
 @pytest.mark.parametrize("is_known", [False, True])

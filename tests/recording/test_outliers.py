@@ -45,10 +45,11 @@ def contents(one: Outlier) -> object:
     return one._replace(catalog=Catalog()), one.catalog.comms, one.catalog.processes
 
 
+SUSPECT = outlier(wait=False)._replace(rule="suspect", metric="harm", says="3 flock wait for job.lock")
 SLOW = outlier(wait=False)._replace(io=SlowIo("file", "fsync /db/\x1b.log"))
 
 
-@pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False), SLOW])
+@pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False), SLOW, SUSPECT])
 def test_outlier_is_read_as_written(one: Outlier) -> None:
     again = outlier_rows.decode(outlier_rows.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
     assert contents(again) == contents(one)

@@ -7,12 +7,12 @@ threshold. The detector runs in the thread that reads ticks.
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.classify.suspect import NOTHING_FOUND, Found
+from offtop.model.classify.suspect import NOTHING_FOUND, Found, Suspect
 from offtop.model.outliers.io_triggers import Measured, measured_io
 from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, SUSPECT, WAITING, Trigger
 from offtop.model.outliers.usual import ENOUGH_SHORT, Usual
@@ -95,8 +95,14 @@ class OutlierDetector:
         own_ns = self._threshold_ns(program, category)
         return own_ns, own_ns if category == THROTTLE else self._threshold_ns(program, RUN_QUEUE)
 
-    def tick(self, snapshot: Snapshot, tick: HistoryTick, suspects: Found = NOTHING_FOUND) -> Sequence[Outlier]:
-        """Return the outliers of a tick; `suspects` are those of the same tick.
+    def tick(
+        self,
+        snapshot: Snapshot,
+        tick: HistoryTick,
+        suspects: Found = NOTHING_FOUND,
+        sentence: Callable[[Suspect], str] = lambda _: "",
+    ) -> Sequence[Outlier]:
+        """Return the outliers of a tick; `suspects` are those of the same tick, and `sentence` describes one. Raw.
 
         Those reported while in progress are reported again when they end.
         """
@@ -106,7 +112,7 @@ class OutlierDetector:
         found = self._outliers_among([*snapshot.long_waits, *self._crossed(snapshot)], snapshot, tick)
         found += self._ended(snapshot, tick, {one.wait.identity for one in found if one.wait})
         found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, tick))
-        found += self._new_suspects(suspects, tick)
+        found += self._new_suspects(suspects, tick, sentence)
         for one in found:
             if one.is_going_on and one.wait:
                 self._reported[one.wait.identity] = one
@@ -283,14 +289,14 @@ class OutlierDetector:
                 found.append(was._replace(wait=wait, was_reported=True, more=0, **at))
         return found
 
-    def _new_suspects(self, suspects: Found, tick: HistoryTick) -> list[Outlier]:
+    def _new_suspects(self, suspects: Found, tick: HistoryTick, sentence: Callable[[Suspect], str]) -> list[Outlier]:
         """Return the suspects that were not there in the tick before, if a trigger wants them."""
         before, self._suspects = self._suspects, {one.key for one in suspects.suspects}
         if not any(one.metric == HARM for one in self._triggers):
             return []
         times = tick.at_ns, tick.taken_ns
         return [
-            Outlier(*times, SUSPECT, HARM, one.hops[0].state, one.end.program, one.harm, 0.0)
+            Outlier(*times, SUSPECT, HARM, one.hops[0].state, one.end.program, one.harm, 0.0, says=sentence(one))
             for one in suspects.suspects
             if one.key not in before
         ]

@@ -31,8 +31,8 @@ def threshold_text(one: Outlier) -> str:
 
 
 def location_text(one: Outlier, names: Names) -> str:
-    """Return where the thread waited and on what, or what was slow; empty if the outlier is about a whole tick."""
-    return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else one.io.what if one.io else ""
+    """Return where the thread waited and on what, what was slow, or the sentence of a suspect; otherwise empty."""
+    return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else one.what
 
 
 def one_line(one: Outlier, names: Names) -> str:
@@ -40,7 +40,7 @@ def one_line(one: Outlier, names: Names) -> str:
 
     `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`
     """
-    location = ": ".join(filter(None, (thread_text(one), location_text(one, names))))
+    location = one.says or ": ".join(filter(None, (thread_text(one), location_text(one, names))))
     return (
         f"{value_and_bound(one)} {one.category or 'in all'}, {threshold_text(one)}{f': {location}' if location else ''}"
     )

@@ -108,6 +108,13 @@ class Outlier(NamedTuple):
     """Only what it refers to."""
     io: SlowIo | None = None
     """Of outliers among file operations or requests to disks; `category` is the operation then."""
+    says: str = ""
+    """The sentence of a new suspect, raw; empty for other outliers."""
+
+    @property
+    def what(self) -> str:
+        """The file or disk that was slow, or the sentence of a suspect; empty for others. Raw."""
+        return self.io.what if self.io else self.says
 
     @property
     def is_going_on(self) -> bool:

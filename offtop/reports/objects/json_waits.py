@@ -105,4 +105,4 @@ class Outlier(Struct, frozen=True, kw_only=True):
     mode: Annotated[str, one_of(*LIST_MODES)] | None
     """The outlier is a file operation or a request to a disk; null: a wait, or a tick."""
     what: str | None
-    """The slowest file operation or request, with its file or disk; null: none."""
+    """The slowest file operation or request, with its file or disk; the sentence of a new suspect; null: none."""

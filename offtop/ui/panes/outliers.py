@@ -152,7 +152,7 @@ def _summary_lines(one: Outlier, pen: Pen) -> list[Line]:
         over = f" of {one.program}" if one.program else ""
         return [
             line(f" {value_and_bound(one)} {one.metric} {one.category or 'of everything not idle'}{over}", "title"),
-            *([line(f"   {one.io.what}")] if one.io else []),
+            *([line(f"   {one.what}")] if one.what else []),
             line(f"   in the tick until {clock(one.taken_ns)}; trigger {one.rule}"),
         ]
     began_ns = one.taken_ns - (one.at_ns - wait.began_ns)

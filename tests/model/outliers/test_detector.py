@@ -6,7 +6,7 @@ import numpy as np
 
 from offtop.model.classify.suspect import HOLDER, NOTHING_FOUND, Found, Hop, Suspect
 from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDetector
-from offtop.model.outliers.text import value_and_bound
+from offtop.model.outliers.text import one_line, value_and_bound
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -19,6 +19,7 @@ from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import FIRST_WAKE, THREAD, Wake, Waker
 from offtop.model.windows.history import History
 from offtop.units import NS_PER_S
+from tests.model.machine import OwnNames
 
 MS, S = 1_000_000, NS_PER_S
 LOCK, FSYNC, POLL, SLEEP, USER = 20, 21, 22, 23, 30
@@ -88,7 +89,9 @@ class Machine:
             disks=disks,
         )
         kept = self._history.add(snapshot)
-        return self.detector.tick(snapshot, kept, suspects) if kept else ()
+        if kept is None:
+            return ()
+        return self.detector.tick(snapshot, kept, suspects, lambda one: f"{one.hops[0].program} waits for job.lock")
 
     def learn(self, *waits_ms: int, kernel: int = LOCK, short: int = 0) -> None:
         """11 s in which nothing else happens."""
@@ -330,6 +333,8 @@ def test_suspect_trigger_reports_each_suspect_once_while_it_lasts() -> None:
     ]
     first, second = ("suspect", "lock", "sleep", 3.0), ("suspect", "lock", "sleep", 2.0)
     assert seen == [[first], [], [second], [], [first]]
+    (reported,) = Machine("suspect").tick(suspects=Found((one,)))
+    assert one_line(reported, OwnNames()) == "3.00 threads lock, suspect: flock waits for job.lock"
     assert Machine("auto").tick(suspects=Found((one,))) == []
 
 
