@@ -21,6 +21,7 @@ from offtop.kernel.unwind.unwinder import UnwoundStack
 from offtop.kernel.unwind.user_stacks import CopyResult
 from offtop.model.classify import wakers
 from offtop.model.classify.categories import CONNECT, OTHER, POLL, Categories
+from offtop.model.classify.causes import PYTHON_FUNCTION
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import (
     BAD_PC,
@@ -30,6 +31,7 @@ from offtop.model.values.stack import (
     FIRST_STACK,
     GONE,
     LINKED,
+    MISPLACED_PYTHON,
     NO_STACK,
     NO_WAY,
     NOT_COPIED,
@@ -60,6 +62,8 @@ _PYTHON_COUNT = (1 << layout.END_GENERATION_SHIFT - layout.END_PYTHON_SHIFT) - 1
 _STACK_HEAD = struct.Struct("=QQ")
 _EXITED_STACK = (Frame(GONE, 0),)
 """Stack of a process that exited or called exec() since."""
+_UNREAD_ENDS = {GONE: ENDED, CLOSED: NOT_PERMITTED, UNREAD: NOT_READ}
+"""File of the frame in place of a stack that could not be read → how that stack ends."""
 _ENDS = {
     layout.END_COMPLETE: WHOLE,
     layout.END_LINKED: LINKED,
@@ -330,16 +334,16 @@ class Stacks:
     def _intern_user(self, frames: tuple[Frame, ...], end: str, unsure: bool) -> int:
         if not frames:
             return NO_STACK
-        if frames[-1].file == GONE:
-            end, unsure = ENDED, False
-        elif frames[-1].file == CLOSED:
-            end, unsure = NOT_PERMITTED, False
-        elif frames[-1].file == UNREAD:
-            end, unsure = NOT_READ, False
+        unread = next((frame.file for frame in frames if frame.file in _UNREAD_ENDS), None)
+        if unread is not None:  # Python's functions may be known all the same
+            end, unsure = _UNREAD_ENDS[unread], False
 
         def make() -> Stack:
+            if not unsure:
+                return Stack(frames, end=end)
             without = (frame.file for frame in frames if not self._user_frames.has_rule(frame))
-            return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
+            python = (MISPLACED_PYTHON for frame in frames if PYTHON_FUNCTION.fullmatch(frame.name))
+            return Stack(frames, end=end, is_unsure=True, guessed_in=next(without, next(python, "")))
 
         known = self._intern(frames, end, unsure, make)
         self._of_users.add(known)

@@ -23,6 +23,7 @@ from offtop.model.values.stack import (
     GONE,
     JIT,
     LINKED,
+    MISPLACED_PYTHON,
     NO_WAY,
     NOT_COPIED,
     NOT_FOLLOWED,
@@ -41,7 +42,7 @@ from offtop.model.values.stack import (
 from offtop.model.windows.breakdown import PartTuple
 from offtop.printable import printable
 
-GUESSED, GUESSED_BAD_PC, UNSURE = "guessed", "guessed-astray", "unsure"
+GUESSED, GUESSED_BAD_PC, UNSURE, MISPLACED = "guessed", "guessed-astray", "unsure", "misplaced"
 STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF = "stripped", "no-symbol", "no-perf-map", "no-elf-file"
 OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN = (
     *("overwritten", "file-gone", "unreadable", "too-slow", "not-confined"),
@@ -51,7 +52,8 @@ REASONS: Mapping[str, str] = {
     NO_WAY: "callers missing: no unwind information",
     GUESSED_BAD_PC: "callers missing: no unwind information, and a guess failed",
     GUESSED: "callers guessed: no unwind information",
-    UNSURE: "callers unsure: which ones is unknown",
+    UNSURE: "callers guessed: the binary without unwind information is unknown",
+    MISPLACED: "callers unsure: C functions may be between the wrong Python functions",
     LINKED: "callers unchecked: frame pointers",
     NOT_COPIED: "callers missing: too little of the stack was copied",
     NOT_FOLLOWED: "callers missing: a needed register is unknown",
@@ -86,6 +88,7 @@ _REMEDIES: Mapping[str, str] = {
     NO_WAY: _BUILD_UNWINDABLE,
     GUESSED_BAD_PC: _BUILD_UNWINDABLE,
     GUESSED: _BUILD_UNWINDABLE,
+    MISPLACED: "trust the Python functions: they are in order",
     LINKED: "use a larger --cpu-budget, and not --unwind fp",
     NOT_COPIED: "copy more of each stack with --unwind-bytes 64K",
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
@@ -288,7 +291,7 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
         yield _Flaw(DROPPED, NOT_KEPT)
     elif stack.end == LINKED:
         yield _Flaw("", LINKED)
-    elif stack.end == BAD_PC and stack.is_unsure and stack.guessed_in:
+    elif stack.end == BAD_PC and stack.is_unsure and stack.guessed_in not in ("", MISPLACED_PYTHON):
         yield _Flaw(stack.guessed_in, GUESSED_BAD_PC)
         return
     elif stack.end != WHOLE:
@@ -297,7 +300,10 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
         if stack.end == NO_WAY and stack.guessed_in == file:
             return
     if stack.is_unsure:
-        yield _Flaw(stack.guessed_in, GUESSED if stack.guessed_in else UNSURE)
+        if stack.guessed_in == MISPLACED_PYTHON:
+            yield _Flaw("", MISPLACED)
+        else:
+            yield _Flaw(stack.guessed_in, GUESSED if stack.guessed_in else UNSURE)
 
 
 def _outermost(frames: Sequence[Frame]) -> Frame:

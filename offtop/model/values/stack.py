@@ -23,6 +23,9 @@ ANONYMOUS = "[anon]"
 JIT = "[jit]"
 """`Frame.file` of such code that a perf map names."""
 
+MISPLACED_PYTHON = "[misplaced]"
+"""`Stack.guessed_in` if C functions may be between the wrong Python functions, which are in order."""
+
 SIGNAL = "(signal)"
 """`Frame.name` of the code that a signal handler returns to; the frames below it were interrupted."""
 
@@ -93,7 +96,7 @@ class Stack(NamedTuple):
     is_unsure: bool = False
     """User stacks: some callers were found without unwind information."""
     guessed_in: str = ""
-    """User stacks: file of the innermost frame whose caller was found that way; empty if unknown."""
+    """User stacks: file of the innermost frame whose caller was found that way, or MISPLACED_PYTHON; empty: unknown."""
 
     @property
     def missing(self) -> str:

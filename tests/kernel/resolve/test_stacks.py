@@ -12,7 +12,7 @@ from offtop.kernel.bpf.scan_rows import STACK_ROW, Rows
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
+from offtop.model.values.stack import ENDED, GONE, KERNEL, LINKED, MISPLACED_PYTHON, NO_STACK, STACK_LOST, Frame
 from offtop.model.values.table import SITES
 from tests.kernel import watch
 
@@ -38,7 +38,7 @@ class FixedFrames(UserFrames):
     def with_python(
         self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
     ) -> tuple[tuple[Frame, ...], bool]:
-        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
+        return (*frames, *(Frame("it.py", 0, "main (it.py:1)") for _ in of_python)), bool(of_python)
 
 
 def made(
@@ -109,13 +109,16 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     stacks = made(kept, catalog, user_frames=FixedFrames(frames))
     for expected in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
-        assert names_of(7) == [[GONE], ["it.py", GONE]] * 2
-        assert names_of(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
+        assert names_of(7) == [[GONE], [GONE, "it.py"]] * 2
+        assert names_of(8) == [["/bin/it"], ["/bin/it", "it.py"]] * 2
         assert pids_read == expected
         pids_read.clear()
         stacks.make_room(at_once=False)
         if expected != [7]:
             stacks.forget_thread(ThreadKey(7, 7))
+    ends = {(*(frame.file for frame in one.frames),): (one.end, one.guessed_in) for one in catalog.stacks.values()}
+    assert ends[GONE,] == ends[GONE, "it.py"] == (ENDED, ""), "Python's functions do not make it complete"
+    assert (ends["/bin/it",], ends["/bin/it", "it.py"]) == ((LINKED, ""), (LINKED, MISPLACED_PYTHON))
 
 
 def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:

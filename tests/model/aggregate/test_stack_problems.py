@@ -5,6 +5,7 @@ import pytest
 from offtop.model.aggregate.stack_problems import (
     GUESSED,
     GUESSED_BAD_PC,
+    MISPLACED,
     NO_MAP,
     NOT_KNOWN,
     OVERWRITTEN,
@@ -26,6 +27,7 @@ from offtop.model.values.stack import (
     FIRST_STACK,
     GONE,
     LINKED,
+    MISPLACED_PYTHON,
     NO_STACK,
     NO_WAY,
     NOT_COPIED,
@@ -125,7 +127,20 @@ def test_guess_is_listed_under_the_binary_without_unwind_information() -> None:
     summary = machine.summary
     assert (summary.whole_ns, summary.named_ns) == (0, 3 * S)
     assert [(one.binary, one.reason) for one in summary.problems] == [("", UNSURE), (LIBRARY, GUESSED)]
-    assert (summary.problems[0].label, summary.problems[0].remedy) == ("(any)", "")
+    assert summary.problems[0].in_full == (
+        "67% of the time with a user stack: (any): callers guessed: the binary without unwind information is unknown."
+    )
+
+
+def test_python_functions_that_may_be_misplaced_are_a_problem_of_their_own() -> None:
+    machine = Machine()
+    machine.waits(Stack(MAIN, is_unsure=True, guessed_in=MISPLACED_PYTHON), S)
+    (one,) = machine.summary.problems
+    assert (one.reason, one.is_of_callers) == (MISPLACED, True)
+    assert one.in_full == (
+        "100% of the time with a user stack: (any): callers unsure: C functions may be between the wrong Python "
+        "functions. Next: trust the Python functions: they are in order."
+    )
 
 
 def test_stack_that_lacks_two_things_counts_under_both() -> None:
