@@ -209,6 +209,8 @@ class _Builder:
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
         """PID → age in ns of the oldest wait that the process must end."""
+        self._own_holders: dict[Blocker, tuple[int, bool] | None] = {}
+        """By the process that has locked a file for which its own threads wait: see _own_holder."""
         self._other_nodes: dict[tuple[str, str], int] = {}
         """Nodes that are no process, by state and address or name."""
         self._edges = Edges()
@@ -386,14 +388,21 @@ class _Builder:
         """
         if one.via == MUTEX and one.tid == key.tid and one.is_exact:
             return row, True
-        if one.via != FILE_LOCK or self._activity.busy(ThreadKey(key.pid, 0))[1] >= _LEAST_BUSY:
+        if one.via != FILE_LOCK:
             return None
-        same = [other for other, some in self._snapshot.blockers.items() if other.pid == key.pid and one in some]
-        threads = int(np.count_nonzero(Waits.of(self._snapshot.waiting).list.rows[:, 0] == key.pid))
-        rows = self._rows_of(key.pid)
+        if one not in self._own_holders:
+            self._own_holders[one] = self._own_file_holder(one)
+        return self._own_holders[one]
+
+    def _own_file_holder(self, one: Blocker) -> tuple[int, bool] | None:
+        if self._activity.busy(ThreadKey(one.pid, 0))[1] >= _LEAST_BUSY:
+            return None
+        same = [key for key, some in self._snapshot.blockers.items() if key.pid == one.pid and one in some]
+        threads = int(np.count_nonzero(Waits.of(self._snapshot.waiting).list.rows[:, 0] == one.pid))
+        rows = self._rows_of(one.pid)
         others = rows[~self._are_of(same, rows)]
         if len(others):
-            main = self._row_of(key.pid, key.pid)
+            main = self._row_of(one.pid, one.pid)
             return int(main if main in others else others[0]), one.is_exact and threads == len(same) + 1
         return (int(rows[0]), True) if one.is_exact and threads == len(same) else None
 
