@@ -117,10 +117,17 @@ static __always_inline void set_identity(struct record *r, u32 pid, u32 tid, u64
 	r->tid_acquired_ns = tid_acquired_ns;
 }
 
-/* Reduce a task state to the one that filters and people know: idle and stopped threads also have bits of others. */
+/*
+ * Reduce a task state to the one that filters and people know: idle and stopped threads also have bits of others. A
+ * frozen thread is in state D, as in /proc.
+ */
 static __always_inline u32 state_of(u32 state)
 {
-	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
+	return !state                ? RUNNING
+	       : state & TASK_NOLOAD ? TASK_NOLOAD
+	       : state & TASK_HELD   ? state & TASK_HELD
+	       : state & TASK_FROZEN ? TASK_UNINTERRUPTIBLE
+				     : state;
 }
 
 #ifdef CHANGED

@@ -43,6 +43,9 @@
 #define TASK_WAKING 0x200  /* include/linux/sched.h: being woken */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
 #define TASK_HELD 0xc      /* stopped or traced: also set if the thread itself does not wait */
+#define TASK_FROZEN 0x8000 /* since f5d39b020809 (6.1); from then on, a freezer may set it in the middle of a sleep */
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_NORMAL 0x3 /* interruptible or not: asleep */
 #define PF_KTHREAD 0x200000
 #define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
 #define THIN_BELOW_NS 64000000ULL    /* a wait of this length always gets its stack, however busy the CPU is */
@@ -86,6 +89,7 @@ enum scanned_flag {
 	SCANNED_HOLDER = 32,
 	SCANNED_STARTED = 64,
 	SCANNED_DEEP = 128,
+	SCANNED_FROZEN = 256,
 };
 
 /* A range of kernel code. */
@@ -206,7 +210,8 @@ struct record {
 	u32 state;
 	u32 pid;
 	u32 tid;           /* owner of the buffers: a thread that calls exec takes over the tid of its main thread */
-	u32 began_earlier; /* its wait in progress began before switched_out_ns, when it was first seen */
+	u16 began_earlier; /* its wait in progress began before switched_out_ns, when it was first seen */
+	u16 frozen;        /* it was frozen when a scan last reported its stack */
 	/*
 	 * config.selection at switch-out if the thread was selected then: its wait counts even if it moves to another
 	 * cgroup meanwhile
@@ -588,6 +593,7 @@ struct copy_head {
  *   SCANNED_HOLDER         the lock that it waits for has another holder now
  *   SCANNED_STARTED        it is on its first CPU, for which it waited from switched_out_ns on, for first_ns
  *   SCANNED_DEEP           the stack's other SCAN_FRAMES - SHORT_FRAMES frames follow it
+ *   SCANNED_FROZEN         a freezer holds it where it waits: its stack does not show that
  */
 struct scanned_task {
 	u64 switched_out_ns; /* when it was switched out; 0: it runs */

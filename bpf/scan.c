@@ -307,7 +307,13 @@ static __always_inline void report_wait(struct seq_file *seq, struct task_struct
 	struct scan_scratch *s = scan_scratch.lookup(&zero);
 	u64 exec_ns = run_time_ns(task, &out->exec_at_ns);
 	struct thread *now = which ? &r->buffers[1] : &r->buffers[0];
+	u16 frozen = out->state & TASK_FROZEN ? 1 : 0;
 
+	if (frozen != r->frozen && r->reported_ns == r->switched_out_ns) {
+		r->reported_ns = 0;                      /* report the stack again: it is in another category now */
+		if (!frozen && out->state & TASK_NORMAL) /* it may have been frozen when a scan first saw it */
+			r->state = state_of(out->state);
+	}
 	if (fill_wait(task, out, r, s, c, prime))
 		out->flags |= SCANNED_STACK | (s && s->stack.depth > SHORT_FRAMES ? SCANNED_DEEP : 0);
 #ifdef HAS_LOCKS
@@ -342,14 +348,20 @@ static __always_inline void report_wait(struct seq_file *seq, struct task_struct
 		out->exec_start_ns = 0;
 #endif
 	out->state = r->switched_out_ns ? r->state : out->state; /* that at switch-out shows whether it was preempted */
+	if (frozen) {
+		out->state = state_of(TASK_FROZEN);
+		out->flags |= SCANNED_FROZEN;
+	}
 	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);
 	long is_full = bpf_seq_write(seq, out, sizeof(*out));
 	if (s && out->flags & SCANNED_STACK && !is_full) {
 		is_full = bpf_seq_write(seq, &s->stack, sizeof(s->stack));
 		if (!is_full && out->flags & SCANNED_DEEP)
 			is_full = bpf_seq_write(seq, s->deep_frames, sizeof(s->deep_frames));
-		if (!is_full)
+		if (!is_full) {
 			r->reported_ns = out->switched_out_ns;
+			r->frozen = frozen;
+		}
 	}
 	if (!is_full) {
 		r->exec_ns = exec_ns;
@@ -392,7 +404,8 @@ static __always_inline bool is_unchanged(struct task_struct *task, u32 mode, u32
 		return false;
 #endif
 	u32 state = which ? r->buffers[1].state : r->buffers[0].state;
-	return !state && !(r->state & RUNNING) && MEMBER(u32, task, TASK_STATE) &&
+	u32 now = MEMBER(u32, task, TASK_STATE);
+	return !state && !(r->state & RUNNING) && now && !(now & TASK_FROZEN) == !r->frozen &&
 	       MEMBER(u64, task, SUM_EXEC) == r->exec_ns;
 }
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from offtop.model.values.waits import Waits
 from offtop.model.windows.breakdown import Idle
 from offtop.model.windows.history import History
 from offtop.model.windows.stuck import Stuck, stuck
+from offtop.model.windows.window import between
+from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
 from tests.kernel.sleeping_and_spinning import CLOCK, SLEEPS, SPINS, build_all
 from tests.kernel.test_counts import wait_until_asleep
@@ -367,6 +370,83 @@ def test_a_stopped_thread_shows_no_system_call_if_it_was_in_none(live: Watch, bu
         assert (some.leaf(row).category, some.waits[row].letter) == ("stopped", "T")
         assert some.waits[row].call == -1
         assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+RECEIVES = "import socket; a, b = socket.socketpair(); print(flush=True); a.recv(1)"
+"""Waits in a sleep in which a freezer may stop it (TASK_FREEZABLE)."""
+
+
+def test_a_thread_that_is_frozen_where_it_sleeps_is_stopped_until_it_is_thawed(live: Watch) -> None:
+    with subprocess.Popen([sys.executable, "-c", RECEIVES], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            wait_until_asleep(child.pid)
+            with waits.in_cgroup("freezer", child.pid, {}, {}) as group:
+                if not (group / "freezer.state").exists():
+                    lacks("the freezer of control groups of version 1")
+                live.tick(0.2)
+                assert waiting(live, child.pid).letter == "S"
+                kernel = waiting(live, child.pid).site.kernel
+                with frozen(group):
+                    live.tick(0.1)
+                    if names(live, waiting(live, child.pid).site.kernel) == ("__refrigerator",):
+                        lacks("TASK_FREEZABLE")
+                    during = live.tick(0.2)
+                    one = waiting(live, child.pid)
+                thawed = live.tick(0.2)
+                after = waiting(live, child.pid)
+                child.kill()
+                ended = live.tick(0.2)
+        except waits.UnavailableError as missing:
+            pytest.skip(str(missing))
+        finally:
+            child.kill()
+    assert (one.letter, live.last.catalog.stack(one.site.kernel).category) == ("D", "stopped")
+    assert live.last.catalog.stack(one.site.kernel).frames == live.last.catalog.stack(kernel).frames
+    assert {c: part.total_ns for c, part in watch.by_category(during, child.pid).items()} == {"stopped": during.span_ns}
+    assert (after.letter, after.site.kernel, after.switched_out_ns) == ("S", kernel, one.switched_out_ns)
+    in_pipe = watch.by_category(thawed, child.pid)["pipe"].total_ns
+    assert 0 < in_pipe <= thawed.span_ns, "what it was while it was frozen stays"
+    assert "stopped" not in watch.by_category(ended, child.pid), "also when the wait has ended"
+
+
+def test_a_wait_that_ends_when_its_thread_is_thawed_was_stopped_until_then(live: Watch) -> None:
+    with subprocess.Popen([sys.executable, "-c", RECEIVES], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            wait_until_asleep(child.pid)
+            with waits.in_cgroup("freezer", child.pid, {}, {}) as group:
+                if not (group / "freezer.state").exists():
+                    lacks("the freezer of control groups of version 1")
+                with frozen(group):
+                    live.tick(0.2)
+                    before = live.last
+                    live.tick(0.3)
+                    if live.last.catalog.stack(waiting(live, child.pid).site.kernel).category != "stopped":
+                        lacks("TASK_FREEZABLE")
+                    child.kill()
+                live.tick(0.3)
+        except waits.UnavailableError as missing:
+            pytest.skip(str(missing))
+        finally:
+            child.kill()
+    found = watch.by_category(between(before, live.last), child.pid)
+    assert found["stopped"].total_ns >= 0.29 * S
+    assert all(part.total_ns >= 0 for part in found.values())
+
+
+@contextlib.contextmanager
+def frozen(group: Path) -> Generator[None]:
+    """Freeze a cgroup of version 1."""
+    state = group / "freezer.state"
+    state.write_text("FROZEN")
+    try:
+        programs.until(lambda: state.read_text() == "FROZEN\n")
+        yield
+    finally:
+        state.write_text("THAWED")
 
 
 def test_a_vfork_parent_is_uninterruptible(live: Watch, built: Path) -> None:

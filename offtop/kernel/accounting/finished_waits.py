@@ -30,6 +30,7 @@ from offtop.model.values.table import (
 )
 from offtop.model.values.waits import KERNEL, READ_USER, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE
 from offtop.model.values.wake import NO_WAKE
+from offtop.model.windows.breakdown import STOPPED
 
 Locate = Callable[[NDArray[np.uint64]], Ints]
 """Rows of pid, tid, raw kernel stack id, raw user stack id and raw wake id → rows of sites."""
@@ -97,6 +98,7 @@ class FinishedWaits:
             uncounted = _lengthen(tick, uncounted, np.flatnonzero(was_older), whole_ns, sites)
         moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
         at = np.flatnonzero(was_shown & was_known & has_site)
+        at = at[self._may_move(waits[at], sites[at])]
         now = self._with_known_stacks(tick, sites[at], waits[at])
         moved_ns[at], moved_ready_ns[at] = self._in_progress.move(tick, waits[at], now, uncounted["first_off_ns"][at])
         numbers = np.zeros((size, THREADS.numbers), np.int64)
@@ -179,6 +181,18 @@ class FinishedWaits:
                 if held:
                     sites[at] = held
         return sites, is_lost | is_located
+
+    def _may_move(self, waits: Ints, sites: Ints) -> Mask:
+        """Return for which of `waits` the time shown belongs to the site at which it ended.
+
+        A thread that was frozen where it waited has the stack of the wait when that ends.
+        """
+        held, ended = (self._is_stopped(ids[:, KERNEL]) for ids in (waits, sites))
+        return ~held | ended
+
+    def _is_stopped(self, kernels: Ints) -> Mask:
+        once, which = np.unique(kernels, return_inverse=True)
+        return np.array([self._catalog.stack(one).category == STOPPED for one in once.tolist()], np.bool_)[which]
 
     def _with_known_stacks(self, tick: TickDeltas, sites: Ints, waits: Ints) -> Ints:
         """Return the sites at which `waits` ended, with stacks that were read before, where only these are known.

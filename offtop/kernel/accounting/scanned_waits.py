@@ -60,7 +60,7 @@ class ScannedWaits:
         ran_ns = last_ran_ns(scan.tasks)[which] if is_known.any() else tasks["arrived_ns"]
         rows[:, SINCE_NS] = np.where(is_known, np.minimum(ran_ns + clock_offset_ns, tasks["switched_out_ns"]), 0)
         rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
-        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan)
+        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan, tasks["flags"])
         is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
         queued_ns = np.where(is_queued, tasks["queued_ns"] + clock_offset_ns, 0)
         held = chosen(tasks, tasks["holder_tid"] != 0)
@@ -69,12 +69,17 @@ class ScannedWaits:
         runnable = tasks["flags"] & layout.SCANNED_RUNNABLE != 0
         return OffCpuTasks(WaitList(rows, holders), runnable, queued_ns, tasks["tid_acquired_ns"])
 
-    def _fill_stacks(self, rows: Ints, at: Ints, scan: Scan) -> None:
-        """Fill in stacks, objects and calls of the waits at these positions, and note the waits for UserStacks."""
+    def _fill_stacks(self, rows: Ints, at: Ints, scan: Scan, flags: NDArray[np.uint32]) -> None:
+        """Fill in stacks, objects and calls of the waits at these positions, and note the waits for UserStacks.
+
+        `flags`: of the tasks of all `rows`.
+        """
         if not len(at):
             return
         registers = scan.stacks["registers"]
         kernel = self._stacks.scanned(scan.stacks, scan.deep_frames)
+        for one in np.flatnonzero(flags[at] & layout.SCANNED_FROZEN).tolist():
+            kernel[one] = self._stacks.frozen(int(kernel[one]))
         calls, has_arguments = calls_in(registers, self._catalog)
         rows[at, WAKE] = self._wakes_of(rows[at], kernel, scan.stacks["object"])
         rows[at, KERNEL] = self._sites.with_connects(kernel, rows[at, WAKE])

@@ -36,7 +36,7 @@ from offtop.model.values.waits import (
 )
 from offtop.model.values.wake import NO_WAKE
 
-_DETAILS = [SINCE_NS, BOUND, CALL, *range(ARGUMENTS, READ_USER)]
+_DETAILS = [SINCE_NS, BOUND, STATE, CALL, *range(ARGUMENTS, READ_USER)]
 """Columns of a wait that come from the task scan alone."""
 
 
@@ -148,7 +148,7 @@ class WaitsInProgress:
         table.is_unsettled[rows[~is_waiting]] = False
         rows = rows[is_waiting]
         was, waits = table.waits[rows], table.waits[rows]
-        switched_out_ns, state, kernel = was[:, SWITCHED_OUT_NS], was[:, STATE], waits[:, KERNEL]
+        switched_out_ns, state, kernel = was[:, SWITCHED_OUT_NS], waits[:, STATE], waits[:, KERNEL]
         age_ns = at_ns - switched_out_ns
         seen, task = tick.scanned(rows, switched_out_ns)
         has_stack = tasks.waits.rows[task, KERNEL] != NOT_SCANNED
@@ -171,6 +171,8 @@ class WaitsInProgress:
         moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
         moves_on &= (waits[:, FROM_NS] < tick.snapshot_ns) & ~table.is_new[rows]
         is_settled = moves_on & (np.isin(was[:, KERNEL], [*PLACELESS]) | np.isin(kernel, [*PLACELESS]))
+        # Only a thread that is frozen or thawed where it waits changes its state: what it was until then stays.
+        is_settled |= moves_on & (was[:, STATE] != state) & (was[:, KERNEL] >= FIRST_STACK)
         self.settle(tick, was[is_settled])
         waits[is_settled, FROM_NS], waits[is_settled, READY_NS] = tick.snapshot_ns, 0
         moved = moves_on & ~is_settled

@@ -47,6 +47,7 @@ from offtop.model.values.stack import (
 )
 from offtop.model.values.table import SITES, Ints, distinct
 from offtop.model.values.wake import NO_WAKE
+from offtop.model.windows.breakdown import STOPPED
 
 _TRACER_FRAMES = 12
 _TRACERS = ("bpf_", "__bpf_", "__traceiter_", "__probestub_")
@@ -154,6 +155,16 @@ class Stacks:
         if stack.category != POLL:
             return kernel
         return self._intern(stack.frames, CONNECT, False, lambda: stack._replace(category=CONNECT))
+
+    def frozen(self, kernel: int) -> int:
+        """Return the catalog id of the same kernel stack, as the stack of a thread that is frozen there.
+
+        Since f5d39b020809 (6.1), a freezer stops a thread in the middle of some sleeps, which shows only in its state.
+        """
+        stack = self._catalog.stack(kernel)
+        if kernel < FIRST_STACK or stack.category == STOPPED:
+            return kernel
+        return self._intern(stack.frames, STOPPED, False, lambda: stack._replace(category=STOPPED))
 
     def kernel(self, raw_id: int) -> int:
         """Return the catalog id of a kernel stack by its raw id."""

@@ -143,7 +143,13 @@ def off_cpu_tasks_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffC
     """Return every thread that is off CPU, with its stack if it has waited long enough."""
     return [
         OffCpuTask(
-            key, w.switched_out_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on
+            key,
+            w.switched_out_ns or 1,
+            ready := w.ready_ns <= at_ns,
+            w.ready_ns if ready else 0,
+            stack,
+            layout.RUNNING if w.preempted else 1,
+            wake=w.on,
         )
         for w in waits
         if w.switched_out_ns <= at_ns < w.switched_in_ns
