@@ -15,7 +15,7 @@ import numpy as np
 
 from offtop.model.values import columns
 from offtop.model.values import histogram as log2
-from offtop.model.values.blockers import ANSWER, DISK, ELSEWHERE, VIA, Blocker
+from offtop.model.values.blockers import ELSEWHERE, NO_PROCESS, VIA, Blocker
 from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.values.peers import Peers
@@ -311,7 +311,7 @@ def _blockers(row: Sequence[object]) -> tuple[ThreadKey, tuple[Blocker, ...]]:
     return ThreadKey(checked.identity(pid), checked.identity(tid)), tuple(
         Blocker(checked.identity(of), checked.identity(by), via, is_exact is True, checked.name(what))
         for of, by, via, is_exact, what in some
-        if checked.word(via) in VIA and (of != ELSEWHERE or (via in (ANSWER, DISK) and what))
+        if checked.word(via) in VIA and (of != ELSEWHERE or (via in NO_PROCESS and what))
     )
 
 

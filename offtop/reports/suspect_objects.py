@@ -69,4 +69,5 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         via=hop.via or None,
         exact=hop.is_exact,
         what=printable(hop.what) or None,
+        frozen_by=printable(hop.frozen_by) or None,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from offtop.kernel.procfs.cgroups import mounted
 from offtop.kernel.procfs.syscalls import number_of
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
 from offtop.kernel.resolve.blockers import BlockersWorker
@@ -26,14 +27,17 @@ from offtop.model.values.blockers import (
     ELSEWHERE,
     FILE_LOCK,
     FILE_SYSTEM,
+    FROZEN_BY,
     GIL,
     MUTEX,
     STOPPED_BY,
     Blocker,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
+from tests.conftest import lacks
 from tests.kernel import programs, waits
 from tests.kernel.hangs import fuse, stuck
+from tests.kernel.procfs.test_cgroups import remove
 from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
 from tests.model.machine import OwnNames
@@ -647,6 +651,26 @@ def test_debugger_that_has_stopped_a_thread_is_named(live: Watch) -> None:
             libc.ptrace(detach, stopped.pid, 0, 0)
 
     assert blockers == (Blocker(os.getpid(), threading.get_native_id(), STOPPED_BY, True),)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_frozen_cgroup_is_named_by_the_file_that_keeps_it_frozen(live: Watch, version: str) -> None:
+    is_v2 = version == "v2"
+    top = next((one.point for one in mounted() if one.is_v2 is is_v2 and (is_v2 or "freezer" in one.controllers)), None)
+    if top is None:
+        lacks(f"a freezer of control groups of version {version[1]}, mounted")
+    group = Path(top, f"offtop-{os.getpid()}-frozen")
+    file, frozen, thawed = ("cgroup.freeze", "1", "0") if is_v2 else ("freezer.state", "FROZEN", "THAWED")
+    with ExitStack() as stack:
+        (group / "inner").mkdir(parents=True)
+        stack.callback(remove, group)
+        stack.callback(remove, group / "inner")
+        one = stack.enter_context(child("sleep", "1000"))
+        (group / "inner/cgroup.procs").write_text(str(one.pid))
+        (group / file).write_text(frozen)
+        stack.callback((group / file).write_text, thawed)
+        blockers = found(live, ThreadKey(one.pid, one.pid))
+        assert blockers == (Blocker(ELSEWHERE, 0, FROZEN_BY, True, str(group / file)),)
 
 
 @pytest.mark.parametrize("kind", ["read-direct", "fsync"])

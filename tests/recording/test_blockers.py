@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, Blocker, Blockers
+from offtop.model.values.blockers import CHILD, ELSEWHERE, FILE_LOCK, FROZEN_BY, GIL, Blocker, Blockers
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.change import NOTHING, Change, Replayed, change
@@ -21,13 +21,14 @@ from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 ONE, TWO = ThreadKey(20, 21), ThreadKey(30, 30)
+FROZEN = Blocker(ELSEWHERE, 0, FROZEN_BY, True, "/sys/fs/cgroup/a/cgroup.freeze")
 HEIRS = Blocker(10, 0, FILE_LOCK, True, "job\x1b.lock"), Blocker(11, 0, FILE_LOCK, True, "job\x1b.lock")
 STEPS: tuple[tuple[Blockers, dict[int, str]], ...] = (
     ({}, {}),
     ({ONE: HEIRS}, {10: "postgres: a b [local] idle in transaction"}),
     ({ONE: HEIRS}, {10: "postgres: a b [local] idle in transaction"}),
     ({ONE: HEIRS[:1], TWO: (Blocker(40, 41, GIL, False),)}, {10: "postgres: a b [local] idle", 12: "nginx: worker"}),
-    ({TWO: (Blocker(40, 41, GIL, False),)}, {12: "nginx: worker"}),
+    ({TWO: (FROZEN,)}, {12: "nginx: worker"}),
     ({}, {}),
 )
 

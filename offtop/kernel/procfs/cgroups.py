@@ -1,4 +1,4 @@
-"""Find where cgroups are mounted, which cgroup a process is in, and its CPU quota.
+"""Find where cgroups are mounted, which cgroup a process is in, its CPU quota, and what has frozen it.
 
 A process is in one cgroup of each hierarchy, and /proc/PID/cgroup has a line for each: `0::PATH` for version 2, and
 `4:memory:PATH` for version 1. Machines have one of three layouts, which systemd calls unified (version 2 only), legacy
@@ -15,7 +15,7 @@ name: what follows it is not parsed as a path, and not taken for the line of ver
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -138,18 +138,40 @@ def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
     Returns None if no cgroup that we can see up to the root has a quota, or if the hierarchy is not mounted here, or
     the files are not readable. Never raises.
     """
-    names = [name for name in path.split("/") if name]
     of_cpu = [mount for mount in mounts if "cpu" in mount.controllers] or [mount for mount in mounts if mount.is_v2]
     for mount in of_cpu:
-        root = [name for name in mount.root.split("/") if name]
-        below = names[len(root) :]
-        if names[: len(root)] != root or {".", ".."} & {*below}:
-            continue
-        for depth in range(len(below), -1, -1):
-            directory = Path(mount.point, *below[:depth])
+        for directory, own_path in _upwards(path, mount):
             if found := (_quota_v2 if mount.is_v2 else _quota_v1)(directory):
-                return found._replace(path="/" + "/".join(names[: len(root) + depth]))
+                return found._replace(path=own_path)
     return None
+
+
+def frozen_by(content: bytes, mounts: Sequence[Mount]) -> Path | None:
+    """File that freezes a process, from the content of its /proc/PID/cgroup; None if no cgroup that we can see does.
+
+    It is of the process's own cgroup, or of its nearest ancestor that was frozen itself: `freezer.state` of version 1
+    (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst), or `cgroup.freeze` of version 2.
+    """
+    for hierarchies, path in lines_of(content):
+        for mount in mounts:
+            is_v1 = "freezer" in hierarchies and "freezer" in mount.controllers
+            if not is_v1 and (hierarchies or not mount.is_v2):
+                continue
+            asked, file = ("freezer.self_freezing", "freezer.state") if is_v1 else ("cgroup.freeze", "cgroup.freeze")
+            for directory, _ in _upwards(path, mount):
+                if read_content(directory / asked).strip() == b"1":
+                    return directory / file
+    return None
+
+
+def _upwards(path: str, mount: Mount) -> Iterator[tuple[Path, str]]:
+    """Directory and path of a cgroup, and of each of its ancestors in that mount; none if it is not there."""
+    names, root = ([name for name in one.split("/") if name] for one in (path, mount.root))
+    below = names[len(root) :]
+    if names[: len(root)] != root or {".", ".."} & {*below}:
+        return
+    for depth in range(len(below), -1, -1):
+        yield Path(mount.point, *below[:depth]), "/" + "/".join(names[: len(root) + depth])
 
 
 def _has_exited(thread: Path) -> bool:

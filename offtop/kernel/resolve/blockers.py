@@ -19,6 +19,7 @@ from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
 from offtop.kernel.resolve.disks import Disks
 from offtop.kernel.resolve.file_locks import FileLocks
+from offtop.kernel.resolve.freezers import Freezers
 from offtop.kernel.resolve.fuse_servers import FuseServers
 from offtop.kernel.resolve.gil import Gils
 from offtop.kernel.resolve.mutexes import Mutexes
@@ -67,8 +68,10 @@ class BlockersWorker:
         self._disks = Disks(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._file_locks = FileLocks(self._reads)
+        self._freezers = Freezers(catalog)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
             Tracers(self._reads).find,
+            self._freezers.find,
             self._mutexes.find,
             self._file_locks.find,
             Children(self._reads).find,
@@ -108,6 +111,7 @@ class BlockersWorker:
             self._fuse.stacks,
             self._upstreams.stacks,
             self._disks.waits_for_disk,
+            self._freezers.is_stopped,
         )
         ready = _ready(waiting) if self._quotas else []
         if not asked and not self._found and not ready:

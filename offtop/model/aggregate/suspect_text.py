@@ -3,6 +3,8 @@
 The texts are raw: escape them before they are shown.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -75,6 +77,19 @@ _IS_FULL = ("pipe-full", "unix-full")
 """Ids of cause rules of threads that wait for room to send."""
 _POLLS = ("poll", "event-loop")
 """Ids of cause rules that do not say what of several things a thread waits for."""
+_STOPPED: Mapping[str, str] = {
+    "debugger": "is stopped by a debugger",
+    "stop-signal": "is stopped by a signal",
+    "frozen-cgroup": "is frozen",
+}
+"""Ids of cause rules of stopped threads, and what these do."""
+_STOPPED_NEXT: Mapping[str, str] = {
+    "debugger": "its debugger: grep TracerPid /proc/{pid}/status",
+    "stop-signal": "what stopped it; to continue it: kill -CONT {pid}",
+    "frozen-cgroup": "what froze it: cgroup.freeze or freezer.state of the cgroups in /proc/{pid}/cgroup and above",
+}
+_FREEZER_MOUNT = re.compile(r"/sys/fs/cgroup(/unified|/[^/]*freezer[^/]*)?(?=/)")
+"""Where cgroup hierarchies are usually mounted."""
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
 
 
@@ -120,9 +135,16 @@ def gone_texts(found: Found, baseline: Baseline | None) -> list[str]:
 
 
 def of_several(does: str) -> str:
-    """Return `look idle` for `looks idle`."""
+    """Return `wait for their terminal` for `waits for its terminal`."""
     verb, _, rest = does.partition(" ")
+    rest = f" {rest} ".replace(" its ", " their ").strip()
     return " ".join(filter(None, ("are" if verb == "is" else verb.removesuffix("s"), rest)))
+
+
+def cgroup_of_freezer(file: str) -> str:
+    """Return the path of the cgroup that a file freezes, in its hierarchy if that is mounted at the usual place."""
+    group = file.rpartition("/")[0]
+    return group.removeprefix(found[0]) if (found := _FREEZER_MOUNT.match(group)) else group
 
 
 class SuspectTexts:
@@ -144,17 +166,21 @@ class SuspectTexts:
         says = waits
         for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
             says += self._link(hop, after, one.kind)
-            if after is not one.end:
-                says += f", which wait{'s' * (after.threads == 1)} for {self.what(after)}"
+            if after is not one.end and after.via != STOPPED_BY:  # else the link says what it does
+                says += f", which wait{'s' * self.is_one(after)} for {self.what(after)}"
         ends = ""
         if first < len(one.hops) - 1 and one.end.state != IS_DISK:
             does = self.does(one.end)
-            ends = f", {does}" if _title(one.end) else f", which {does if one.end.threads == 1 else of_several(does)}"
+            ends = f", {does}" if _title(one.end) else f", which {does if self.is_one(one.end) else of_several(does)}"
         if first < len(one.hops) - 2:
             likely = "" if all(hop.is_exact for hop in one.hops[first:-1]) else "likely "
             brief = f"{waits}, {likely}in the end for {self.name_of(one.end)}{ends}"
         says += ends
         return Sentence(says, self._next(one, waiter), brief)
+
+    def is_one(self, hop: Hop) -> bool:
+        """Return whether `name_of` is in the singular: a thread, or a process that is stopped."""
+        return hop.threads == 1 or (hop.state == STOPPED and hop.pids == 1)
 
     def name_of(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one.
@@ -163,6 +189,8 @@ class SuspectTexts:
         """
         if hop.state in (AWAY, IS_DISK):
             return hop.program
+        if hop.threads > 1 and self.is_one(hop):
+            return f"{hop.program}({hop.key.pid})"
         if hop.threads > 1:
             many = f"{'at least ' if hop.unread else ''}{hop.threads}"
             return f"{many} {hop.program}" if hop.pids > 1 else f"{many} threads of {hop.program}"
@@ -200,10 +228,16 @@ class SuspectTexts:
         if hop.state == IDLE and hop.site and not self._is_named(hop.site.user):
             return "waits in unknown functions"  # they may show that it is not for work
         if hop.state in _DOES:
-            return _DOES[hop.state]
+            return self._stopped(hop) if hop.state == STOPPED else _DOES[hop.state]
         if (rule := self.rule(hop)) and rule.is_sleep:
             return "sleeps"
         return f"waits for {self.what(hop)}"
+
+    def _stopped(self, hop: Hop) -> str:
+        if hop.frozen_by:
+            return f"is frozen by its cgroup {cgroup_of_freezer(hop.frozen_by)}"
+        rule = self.rule(hop)
+        return _STOPPED.get(rule.id if rule else "", _DOES[STOPPED])
 
     def _is_named(self, user: int) -> bool:
         """Return whether a function of a user stack has a name."""
@@ -277,10 +311,11 @@ class SuspectTexts:
         if len(one.hops) > 1 and (waiter.via != TITLE or end.state == STOPPED):
             if one.hops[-2].via in LOCKS and end.state == SLEEP and end.key.pid != waiter.key.pid:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
+            if one.hops[-2].via == STOPPED_BY:
+                return f"continue it in {self.name_of(end)}, or detach"
             own = with_pid(rule.next, end.key.pid) if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == STOPPED:
-                pid = end.key.pid
-                return f"what stopped it: a signal (kill -CONT {pid}), a debugger (its TracerPid), a frozen cgroup"
+                return self._next_of_stopped(end)
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
                 return with_pid(cause.next, waiter.key.pid) if cause else ""
@@ -291,6 +326,15 @@ class SuspectTexts:
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
         rule = self.rule(waiter)
         return with_pid(rule.next, waiter.key.pid) if rule else ""
+
+    def _next_of_stopped(self, end: Hop) -> str:
+        pid, rule, file = end.key.pid, self.rule(end), end.frozen_by
+        if file:
+            word = "0" if file.endswith("/cgroup.freeze") else "THAWED"
+            return f"what froze it; to thaw it: echo {word} > {shlex.quote(file)}"
+        if rule and rule.id in _STOPPED_NEXT:
+            return _STOPPED_NEXT[rule.id].format(pid=pid)
+        return f"what stopped it: a frozen cgroup, a signal (kill -CONT {pid}), a debugger (its TracerPid)"
 
     def _function(self, hop: Hop) -> str:
         """Return the innermost function of the program in its stack; empty if it is unknown."""

@@ -47,6 +47,8 @@ class Hop(NamedTuple):
     same."""
     others: int = 0
     """How many other programs have threads that wait for the same."""
+    frozen_by: str = ""
+    """Path of the file by which the cgroup of that thread is frozen; empty if it is not, or unknown. Raw."""
 
 
 class SuspectName(NamedTuple):

@@ -33,7 +33,7 @@ from offtop.model.classify.suspect import (
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, UNMEASURED, Node
-from offtop.model.values.blockers import KERNEL_LOCK, WAKER
+from offtop.model.values.blockers import FROZEN_BY, KERNEL_LOCK, WAKER
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
@@ -376,4 +376,8 @@ class _Ends:
             self._snapshot.titles.get(oldest.key.pid, ""),
             what=self._address(rows[rows >= 0]) if oldest.state == CONNECT else "",
             unread=unread,
+            frozen_by=self._frozen_by(oldest.key) if oldest.state == STOPPED else "",
         )
+
+    def _frozen_by(self, key: ThreadKey) -> str:
+        return next((one.what for one in self._snapshot.blockers.get(key, ()) if one.via == FROZEN_BY), "")

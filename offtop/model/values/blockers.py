@@ -11,7 +11,7 @@ from offtop.model.values.catalog import ThreadKey
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
-BACKLOG, CPU_QUOTA, DISK, DISK_USER = "backlog", "cpu-quota", "disk", "disk-user"
+BACKLOG, CPU_QUOTA, DISK, DISK_USER, FROZEN_BY = "backlog", "cpu-quota", "disk", "disk-user", "frozen-by"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
@@ -31,6 +31,7 @@ VIA: Mapping[str, str] = {
     DISK: "is the disk of the file",
     DISK_USER: "has most of the requests to the disk of the file",
     CPU_QUOTA: "is in a cgroup that used up its CPU quota in most periods",
+    FROZEN_BY: "has frozen the cgroup of the thread",
 }
 """How offtop knows what must act."""
 DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
@@ -38,7 +39,10 @@ DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
 may be for another file, or for a program that handles it (userfaultfd)."""
 ELSEWHERE = 0
 """PID of a blocker that is no process here: on another machine, or behind an address that is translated, and `what` is
-the address; or a disk (DISK), and `what` is its name."""
+the address; or a disk (DISK), and `what` is its name; or a frozen cgroup (FROZEN_BY), and `what` is the path of
+the file that keeps it frozen."""
+NO_PROCESS = frozenset((ANSWER, DISK, FROZEN_BY))
+"""How a blocker may be known that is ELSEWHERE."""
 
 
 class Blocker(NamedTuple):

@@ -44,6 +44,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     what: str | None
     """Name of what the next of the chain holds, or the address of a connection that is not accepted; null: none, or
     unknown."""
+    frozen_by: str | None
+    """File by which the cgroup of that thread is frozen; null: it is not frozen, or that is unknown."""
 
 
 class Suspect(Struct, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ def described(
 def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> HopText:
     does = f"waits for {texts.what(hop)}" if hop.via else texts.does(hop)
     place = location.of_sleeper(catalog, hop.site, names) if hop.site else ""
-    does = does if hop.threads == 1 else of_several(does)
+    does = does if texts.is_one(hop) else of_several(does)
     return HopText(hop.key, texts.name_of(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
 
 

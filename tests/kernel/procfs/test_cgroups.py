@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.kernel.procfs.cgroups import Mount, Quota, cgroup_of, content_of, mounted, mounts_of, quota_at, quota_of
+from offtop.kernel.procfs.cgroups import (
+    Mount,
+    Quota,
+    cgroup_of,
+    content_of,
+    frozen_by,
+    mounted,
+    mounts_of,
+    quota_at,
+    quota_of,
+)
 from offtop.kernel.procfs.processes import reading
 from tests.conftest import lacks
 from tests.kernel.programs import build, running, until
@@ -137,6 +147,34 @@ def test_a_quota_comes_from_the_nearest_cgroup_with_one() -> None:
     for path in ("/x", "/x/y", "/x/gone"):
         assert quota_at(path, V1) == OF_X
     assert OF_X.cpus == 2.5
+
+
+@pytest.mark.parametrize(
+    ("frozen", "file"),
+    [
+        ("", None),
+        ("v1/x/y/freezer.self_freezing", "v1/x/y/freezer.state"),
+        ("v1/x/freezer.self_freezing", "v1/x/freezer.state"),
+        ("v2/a/b/cgroup.freeze", "v2/a/b/cgroup.freeze"),
+        ("v2/a/cgroup.freeze", "v2/a/cgroup.freeze"),
+        ("v2/max/cgroup.freeze", None),
+    ],
+)
+def test_a_process_is_frozen_by_its_cgroup_or_the_nearest_ancestor_that_is_frozen_itself(
+    made_up: Path, frozen: str, file: str | None
+) -> None:
+    for directory in ("v1", "v1/x", "v1/x/y"):  # the root of version 1 has no such file
+        if directory != "v1":
+            (made_up / directory / "freezer.self_freezing").write_text("0\n")
+    for directory in ("v2/a", "v2/a/b", "v2/max"):
+        (made_up / directory / "cgroup.freeze").write_text("0\n")
+    if frozen:
+        (made_up / frozen).write_text("1\n")
+    v1 = Mount("v1", "/", frozenset({"rw", "freezer"}), is_v2=False)
+    content = b"4:freezer:/x/y\n3:memory:/a\n0::/a/b\n"
+    assert frozen_by(content, (*V2, v1)) == (Path(file) if file else None)
+    assert frozen_by(b"", (*V2, v1)) is None
+    assert frozen_by(content, ()) is None
 
 
 def test_a_file_longer_than_one_read_is_read_to_its_end(made_up: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
+from offtop.model.aggregate.suspect_text import SuspectTexts, cgroup_of_freezer, of_several
 from offtop.model.classify.suspect import HOLDER, Hop, Suspect
 from offtop.model.values.blockers import (
     ANSWER,
@@ -11,11 +11,13 @@ from offtop.model.values.blockers import (
     DISK,
     ELSEWHERE,
     FILE_LOCK,
+    FROZEN_BY,
     GIL,
     KERNEL_LOCK,
     MUTEX,
     PIPE,
     SOCKET,
+    STOPPED_BY,
     UPSTREAM,
     WAKER,
     Blocker,
@@ -44,7 +46,7 @@ def sentences(machine: Machine, ticks: int = 1) -> list[tuple[str, str]]:
     ("state", "does", "then"),
     [
         ("poll", "idle in transaction", "select pid, pg_blocking_pids(pid)"),
-        ("stopped", "idle in transaction and stopped", "what stopped it: a signal (kill -CONT 30499)"),
+        ("stopped", "idle in transaction and stopped", "what stopped it; to continue it: kill -CONT 30499"),
     ],
 )
 def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted(state: str, does: str, then: str) -> None:
@@ -54,7 +56,8 @@ def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted(state
         machine.titles[session.pid] = "postgres: main: bench shop [local] UPDATE waiting"
         client = machine.waits("psql", 200 + number, "poll", 34, "lib:poll", "/usr/lib/libpq.so.5!PQgetResult")
         machine.held(client, Blocker(session.pid, 0, SOCKET, True))
-    machine.waits("postgres", 30499, state, 90, "lib:epoll_wait", "WaitEventSetWait", "secure_read")
+    kernel = "do_signal_stop" if state == "stopped" else "ep_poll"
+    machine.waits("postgres", 30499, state, 90, "lib:epoll_wait", "WaitEventSetWait", "secure_read", kernel=kernel)
     machine.titles[30499] = "postgres: main: bench shop [local] idle in transaction"
     ((says, look_at),) = sentences(machine)
     assert says == (
@@ -225,7 +228,7 @@ def test_single_waiter_and_a_thread_as_holder() -> None:
 
 def test_sentence_says_what_the_holder_does_in_every_state() -> None:
     for category, does in (
-        ("stopped", "is stopped"),
+        ("stopped", "is frozen"),
         ("run-queue", "wants a CPU"),
         ("disk-read", "waits for the disk"),
     ):
@@ -241,17 +244,40 @@ def test_sentence_says_what_the_holder_does_in_every_state() -> None:
     assert says.endswith("likely held by cp(20), which runs")
 
 
-def test_stopped_process_can_be_resumed() -> None:
+V2, V1 = "/sys/fs/cgroup/unified/a/b/cgroup.freeze", "/sys/fs/cgroup/freezer/it's/freezer.state"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "file", "does", "then"),
+    [
+        ("do_signal_stop", "", "is stopped by a signal", "what stopped it; to continue it: kill -CONT 20"),
+        ("ptrace_stop", "", "is stopped by a debugger", "its debugger: grep TracerPid /proc/20/status"),
+        ("get_signal", V2, "is frozen by its cgroup /a/b", f"what froze it; to thaw it: echo 0 > {V2}"),
+        (
+            "unix_stream_read_generic",
+            V1,
+            "is frozen by its cgroup /it's",
+            "what froze it; to thaw it: echo THAWED > '/sys/fs/cgroup/freezer/it'\"'\"'s/freezer.state'",
+        ),
+        (
+            "get_signal",
+            "",
+            "is frozen",
+            "what froze it: cgroup.freeze or freezer.state of the cgroups in /proc/20/cgroup and above",
+        ),
+    ],
+)
+def test_stopped_process_is_named_once_with_what_lets_it_go_on(kernel: str, file: str, does: str, then: str) -> None:
     machine = Machine()
     for pid in (10, 11):
         client = machine.waits("logger", pid, "pipe", 3, "lib:send", kernel="unix_wait_for_peer")
         machine.held(client, Blocker(20, 0, SOCKET, True))
-    machine.waits("journald", 20, "stopped", 4)
+    for tid in (20, 21, 22):
+        held = machine.waits("journald", 20, "stopped", 4, tid=tid, kernel=kernel)
+        if file:
+            machine.held(held, Blocker(ELSEWHERE, 0, FROZEN_BY, True, file))
     assert sentences(machine, 3) == [
-        (
-            "2 logger wait for room in a local socket (3.00s) to journald(20), which is stopped",
-            "what stopped it: a signal (kill -CONT 20), a debugger (its TracerPid), a frozen cgroup",
-        )
+        (f"2 logger wait for room in a local socket (3.00s) to journald(20), which {does}", then)
     ]
 
 
@@ -272,6 +298,33 @@ def test_hint_names_the_process_that_waits() -> None:
     ((says, then),) = sentences(machine)
     assert says == "2 threads of java wait for a Java monitor (30.0s)"
     assert then == "jstack 10: shows the thread as BLOCKED, and the owner of the monitor"
+
+
+def test_debugger_is_named_with_the_process_that_it_has_stopped() -> None:
+    hops = (
+        Hop(ThreadKey(10, 10), "logger", 2, 2, "pipe", None, 9_000_000_000, via=SOCKET),
+        Hop(ThreadKey(20, 20), "journald", 3, 1, "stopped", None, 9_000_000_000, via=STOPPED_BY),
+        Hop(ThreadKey(30, 30), "gdb", 1, 1, "tty", None, 0),
+    )
+    sentence = texts_of(Machine()).sentence(Suspect(HOLDER, hops, 1.0, 1.0))
+    assert sentence.says == (
+        "2 logger wait for a process on this machine (9.00s) from journald(20), stopped by gdb(30), "
+        "which waits for its terminal"
+    )
+    assert sentence.next == "continue it in gdb(30), or detach"
+
+
+@pytest.mark.parametrize(
+    ("file", "group"),
+    [
+        ("/sys/fs/cgroup/system.slice/cgroup.freeze", "/system.slice"),
+        ("/sys/fs/cgroup/unified/a/cgroup.freeze", "/a"),
+        ("/sys/fs/cgroup/cpu,freezer/a/b/freezer.state", "/a/b"),
+        ("/mnt/groups/a/cgroup.freeze", "/mnt/groups/a"),
+    ],
+)
+def test_cgroup_of_a_freezer_has_its_path_in_the_hierarchy(file: str, group: str) -> None:
+    assert cgroup_of_freezer(file) == group
 
 
 def test_deadlock_names_all_threads_and_locks() -> None:
@@ -401,7 +454,7 @@ def test_gil_and_pipe_say_what_is_waited_for() -> None:
         ("wants a CPU", "want a CPU"),
         ("runs", "run"),
         ("sleeps in nap", "sleep in nap"),
-        ("is stopped", "are stopped"),
+        ("is frozen by its cgroup /a", "are frozen by their cgroup /a"),
     ],
 )
 def test_verbs_have_a_plural(one: str, several: str) -> None:
