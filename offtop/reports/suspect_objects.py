@@ -70,4 +70,5 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         exact=hop.is_exact,
         what=printable(hop.what) or None,
         frozen_by=printable(hop.frozen_by) or None,
+        quota_cpus=hop.quota_cpus or None,
     )

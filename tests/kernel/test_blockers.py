@@ -23,6 +23,7 @@ from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import (
     CHILD,
+    CPU_QUOTA,
     DISK,
     ELSEWHERE,
     FILE_LOCK,
@@ -32,6 +33,7 @@ from offtop.model.values.blockers import (
     MUTEX,
     STOPPED_BY,
     Blocker,
+    quota_of,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
 from tests.conftest import lacks
@@ -651,6 +653,15 @@ def test_debugger_that_has_stopped_a_thread_is_named(live: Watch) -> None:
             libc.ptrace(detach, stopped.pid, 0, 0)
 
     assert blockers == (Blocker(os.getpid(), threading.get_native_id(), STOPPED_BY, True),)
+
+
+def test_cpu_quota_is_named_by_its_size_and_cgroup(live: Watch) -> None:
+    with waits.running("throttle", times=100, each_ms=90) as child:
+        child.go()
+        (one,) = found(live, ThreadKey(child.pid, 0))
+    assert one[:3] == (child.pid, 0, CPU_QUOTA)
+    cpus, cgroup = quota_of(one.what)
+    assert (cpus, cgroup.rpartition("/")[2]) == (0.1, f"waits-{child.pid}")
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from offtop.kernel.bpf import layout
+from offtop.kernel.procfs.cgroups import Quota
 from offtop.kernel.procfs.direct_reads import read_content
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
@@ -27,12 +28,13 @@ from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.tracers import Tracers
 from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
-from offtop.model.values.blockers import CPU_QUOTA, ELSEWHERE, MUTEX, Blocker, Blockers
+from offtop.model.values.blockers import CPU_QUOTA, ELSEWHERE, MUTEX, Blocker, Blockers, quota_text
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
-from offtop.model.values.stack import Names
-from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import ARGUMENTS, CALL, READY_NS, SWITCHED_OUT_NS, Waits
+from offtop.model.values.stack import FIRST_STACK, Names
+from offtop.model.values.table import distinct_codes, integers, thread_codes
+from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READY_NS, SWITCHED_OUT_NS, Waits
+from offtop.model.windows.breakdown import THROTTLE
 from offtop.worker import Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
@@ -57,9 +59,8 @@ class BlockersWorker:
         names: Names,
         cpython_frames: CPythonFrames,
         reads: GuardedReads,
-        quotas: Quotas | None = None,
+        quotas: Quotas,
     ) -> None:
-        """`quotas`: None if the kernel distinguishes waits for the CPU quota from those for a CPU."""
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
         self._catalog, self._cpython_frames = catalog, cpython_frames
         self._worker = Worker("offtop-blockers", self._run)
@@ -82,10 +83,10 @@ class BlockersWorker:
         )
         self._quotas = quotas
         self._latest = deque[tuple[list[Blocked], Sequence[int]]](maxlen=1)
-        """The latest request: waits that others must end, and processes with a thread in the run queue."""
+        """The latest request: waits that others must end, and processes that may wait for a CPU quota."""
         self._found: Mapping[ThreadKey, Found] = {}
-        self._throttled: Mapping[int, str] = {}
-        """PID → cgroup."""
+        self._throttled: Mapping[int, Quota] = {}
+        """By PID."""
         self._found_s = 0.0
         self._is_due = self._is_resting = False
         """Whether the latest request has not been served yet, and whether the worker pauses."""
@@ -113,7 +114,7 @@ class BlockersWorker:
             self._disks.waits_for_disk,
             self._freezers.is_stopped,
         )
-        ready = _ready(waiting) if self._quotas else []
+        ready = self._wanting_quota(waiting)
         if not asked and not self._found and not ready:
             return
         self._skipped += skipped
@@ -134,6 +135,20 @@ class BlockersWorker:
         shown = self._of_waits(waiting, found, is_fresh)
         self._name({one.pid for some in shown.values() for one in some})
         return shown
+
+    def _wanting_quota(self, waiting: Waits) -> list[int]:
+        """Return the processes with a thread that waits for a CPU quota, or may do so in the run queue."""
+        rows = waiting.list.rows
+        wanting = (rows[:, READY_NS] != 0) | waiting.list.is_ready
+        if self._quotas.is_exact:
+            kernels: list[int] = distinct_codes(rows[:, KERNEL]).tolist()
+            throttled = [one for one in kernels if one >= FIRST_STACK and self._is_throttle(one)]
+            wanting = np.isin(rows[:, KERNEL], throttled)
+        pids: list[int] = np.unique(rows[wanting, 0]).tolist()
+        return [pid for pid in pids if pid not in PSEUDO_PIDS]
+
+    def _is_throttle(self, kernel: int) -> bool:
+        return self._catalog.stack(kernel).category == THROTTLE
 
     def _name(self, pids: set[int]) -> None:
         """Name the blockers that have no name because filters leave them out, as long as they are blockers."""
@@ -158,7 +173,8 @@ class BlockersWorker:
         if not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
             return {}
         shown: dict[ThreadKey, tuple[Blocker, ...]] = {
-            ThreadKey(pid, 0): (Blocker(pid, 0, CPU_QUOTA, False, cgroup),) for pid, cgroup in self._throttled.items()
+            ThreadKey(pid, 0): (Blocker(pid, 0, CPU_QUOTA, self._quotas.is_exact, quota_text(quota.cpus, quota.path)),)
+            for pid, quota in self._throttled.items()
         }
         if not found:
             return shown
@@ -209,7 +225,7 @@ class BlockersWorker:
             for find in self._finders:
                 for key, one in find(asked).items():
                     found.setdefault(key, one)
-            self._throttled = self._quotas.find(ready) if self._quotas else {}
+            self._throttled = self._quotas.find(ready)
             # A thread that polls again and again may be in a wait that is still too young.
             young = before.keys() - {one.key for one in asked}
             with worker.changed:
@@ -220,13 +236,6 @@ class BlockersWorker:
             before = found
             worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
             self._is_resting = False
-
-
-def _ready(waiting: Waits) -> list[int]:
-    """Return the processes with a thread in the run queue."""
-    rows = waiting.list.rows
-    pids: list[int] = np.unique(rows[(rows[:, READY_NS] != 0) | waiting.list.is_ready, 0]).tolist()
-    return [pid for pid in pids if pid not in PSEUDO_PIDS]
 
 
 def _as_likely(blockers: tuple[Blocker, ...]) -> tuple[Blocker, ...]:

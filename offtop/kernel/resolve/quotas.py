@@ -1,8 +1,9 @@
-"""Finds processes that wait for the CPU quota of their cgroup, on kernels before 6.18.
+"""Finds which CPU quota processes wait for.
 
-There, a thread whose cgroup has used up its quota stays in the run queue, as if it waited for a CPU. For each cgroup,
-the kernel counts the periods, and those in which the quota was used up. If these are at least half, offtop assumes that
-its processes in the run queue wait for the quota.
+For each cgroup, the kernel counts the periods, and those in which the quota was used up. Before 6.18, a thread whose
+cgroup has used up its quota stays in the run queue, as if it waited for a CPU: if these periods are at least half,
+offtop assumes that its processes in the run queue wait for the quota. Since then, the stack shows that a thread waits
+for a quota. It is that of the nearest cgroup with one, if that has been used up at all.
 """
 
 import time
@@ -21,15 +22,20 @@ _KEPT_S = 5.0
 class Quotas:
     """Finds the processes. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_exact: bool = False) -> None:
+        """`is_exact`: whether the kernel distinguishes waits for the CPU quota from those for a CPU."""
+        self.is_exact = is_exact
         self._ready_s: dict[int, float] = {}
         """PID → when one of its threads was last seen in the run queue (time.monotonic())."""
         self._before: dict[str, Quota] = {}
         """By path of the cgroup, as of some periods ago."""
         self._throttled: set[str] = set()
 
-    def find(self, ready: Collection[int]) -> dict[int, str]:
-        """Return PID → cgroup whose quota it waits for. `ready`: processes with a thread in the run queue."""
+    def find(self, ready: Collection[int]) -> dict[int, Quota]:
+        """Return PID → quota that it waits for.
+
+        `ready`: processes with a thread in the run queue; with `is_exact`, that waits for a quota.
+        """
         now_s = time.monotonic()
         kept = {pid: at_s for pid, at_s in self._ready_s.items() if now_s - at_s < _KEPT_S}
         newest_first = sorted({**kept, **dict.fromkeys(ready, now_s)}.items(), key=lambda one: -one[1])
@@ -42,7 +48,7 @@ class Quotas:
         self._before = {path: quota for path, quota in self._before.items() if path in there}
         self._throttled &= there
         return {
-            pid: quota.path
+            pid: quota
             for pid, content in contents.items()
             if (quota := quotas[content]) and quota.path in self._throttled
         }
@@ -55,5 +61,6 @@ class Quotas:
             self._throttled.discard(now.path)
         if periods >= _LEAST_PERIODS:
             self._before[now.path] = now
-            is_throttled = 2 * (now.throttled - before.throttled) >= periods
+            throttled = now.throttled - before.throttled
+            is_throttled = throttled > 0 if self.is_exact else 2 * throttled >= periods
             (self._throttled.add if is_throttled else self._throttled.discard)(now.path)

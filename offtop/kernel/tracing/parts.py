@@ -97,7 +97,7 @@ class Parts:
         self.wakes = Wakes(*raw, self.catalog, self.stacks.ids, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
         opened.callback(self.peers.close)
-        quotas = None if loaded.features.throttle_work else Quotas()
+        quotas = Quotas(loaded.features.throttle_work)
         self.blockers = BlockersWorker(self.catalog, self.names, cpython_frames, reads, quotas)
         opened.callback(self.blockers.close)
         self.titles = TitlesWorker(self.catalog, reads)

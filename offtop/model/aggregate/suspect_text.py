@@ -45,7 +45,7 @@ _DOES: Mapping[str, str] = {
     AWAY: "is on another machine or in a container",
     IS_DISK: "is a disk",
     RUN_QUEUE: "wants a CPU",
-    THROTTLE: "waits for its CPU quota",
+    THROTTLE: "waits for the CPU quota",
     STOPPED: "is stopped",
     "tty": "waits for its terminal",
     "child": "waits for a child process",
@@ -68,7 +68,7 @@ _WAITS: Mapping[str, str] = {
     "swap": "swap",
     "reclaim": "free memory",
     RUN_QUEUE: "a CPU",
-    THROTTLE: "its CPU quota",
+    THROTTLE: "the CPU quota",
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER, LOOKUP}
@@ -90,6 +90,7 @@ _STOPPED_NEXT: Mapping[str, str] = {
 }
 _FREEZER_MOUNT = re.compile(r"/sys/fs/cgroup(/unified|/[^/]*freezer[^/]*)?(?=/)")
 """Where cgroup hierarchies are usually mounted."""
+_LONGEST_PATH = 40
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
 
 
@@ -144,7 +145,12 @@ def of_several(does: str) -> str:
 def cgroup_of_freezer(file: str) -> str:
     """Return the path of the cgroup that a file freezes, in its hierarchy if that is mounted at the usual place."""
     group = file.rpartition("/")[0]
-    return group.removeprefix(found[0]) if (found := _FREEZER_MOUNT.match(group)) else group
+    return short_path(group.removeprefix(found[0]) if (found := _FREEZER_MOUNT.match(group)) else group)
+
+
+def short_path(cgroup: str) -> str:
+    """Return the path of a cgroup, without its parents if it is long, as those of containers are."""
+    return cgroup if len(cgroup) <= _LONGEST_PATH else f".../{cgroup.rpartition('/')[2]}"
 
 
 class SuspectTexts:
@@ -228,7 +234,7 @@ class SuspectTexts:
         if hop.state == IDLE and hop.site and not self._is_named(hop.site.user):
             return "waits in unknown functions"  # they may show that it is not for work
         if hop.state in _DOES:
-            return self._stopped(hop) if hop.state == STOPPED else _DOES[hop.state]
+            return self._stopped(hop) if hop.state == STOPPED else _DOES[hop.state] + self._of_quota(hop)
         if (rule := self.rule(hop)) and rule.is_sleep:
             return "sleeps"
         return f"waits for {self.what(hop)}"
@@ -294,14 +300,22 @@ class SuspectTexts:
         return Sentence(f"{joined} wait for each other: {word}", _OWN_LOCKS)
 
     def _quota(self, one: Suspect) -> Sentence:
-        cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]
-        of = f" of cgroup {cgroup}" if cgroup else ""
         share = f"{100 * one.waiting / max(1, one.end.threads):.0f}% of the time"
         if one.waiting > one.end.threads:  # these are processes
             share = f"{one.waiting:.1f} threads on average"
-        waits = f"{self.name_of(one.end)} wait{'s' * (one.end.threads == 1)}"
-        likely = "" if one.end.is_exact else ", likely"
-        return Sentence(f"{waits} for the CPU quota{of}{likely} ({share})", "the quota, and how many threads share it")
+        likely = "" if one.end.is_exact else "likely "
+        waits = f"{self.name_of(one.end)} {likely}wait{'s' * (one.end.threads == 1)}"
+        quota = f"the CPU quota{self._of_quota(one.end)}"
+        return Sentence(f"{waits} for {quota}, {share}", "the quota, and how many threads share it")
+
+    def _of_quota(self, hop: Hop) -> str:
+        """Return ` of /app (20% of a CPU)`; empty if it does not wait for a quota, or none is known."""
+        if hop.state != THROTTLE:
+            return ""
+        cgroup = hop.what or self._catalog.detail(hop.key.pid).cgroup
+        of = f" of {short_path(cgroup)}" if cgroup else ""
+        cpus = f"{100 * hop.quota_cpus:.3g}% of a CPU" if hop.quota_cpus < 1 else f"{hop.quota_cpus:.3g} CPUs"
+        return f"{of} ({'1 CPU' if hop.quota_cpus == 1 else cpus})" if hop.quota_cpus else of
 
     def _next(self, one: Suspect, waiter: Hop) -> str:
         if one.kind == CPU:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from offtop.model.classify.wait_edges import Floats
-from offtop.model.values.blockers import CPU_QUOTA, DISK_WAITS, Blockers
+from offtop.model.values.blockers import CPU_QUOTA, DISK_WAITS, Blockers, quota_of
 from offtop.model.values.catalog import ThreadKey, code_of
 from offtop.model.values.disks import DeviceTotals, DiskActivity
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, distinct_codes, table_of, thread_codes
@@ -29,7 +29,10 @@ class Activity:
         ids, running = table.ids, table.numbers[:, RUNNING_NS] / self._span_ns
         self.running = _sums(ids[:, 0], running)
         """By PID."""
-        self.likely_throttled = {key.pid for key, some in blockers.items() if some[0].via == CPU_QUOTA}
+        of_quotas = [(key.pid, some[0]) for key, some in blockers.items() if some[0].via == CPU_QUOTA]
+        self.quotas = {pid: quota_of(one.what) for pid, one in of_quotas}
+        """PID → how many CPUs the quota allows for which the process waits, 0 if unknown, and its cgroup's path."""
+        self.likely_throttled = {pid for pid, one in of_quotas if not one.is_exact}
         """Processes that wait for their CPU quota although they seem to wait for a CPU."""
         self.throttled, self.ready = self._throttled_and_ready()
         """By PID: waiting for the CPU quota, and for a CPU."""

@@ -83,7 +83,9 @@ class CpuSuspects:
 
     def _throttled_hop(self, program: str) -> Hop:
         hop = self._program_hop(program, self._activity.throttled, THROTTLE)
-        return hop._replace(is_exact=hop.key.pid not in self._activity.likely_throttled)
+        cpus, cgroup = self._activity.quotas.get(hop.key.pid, (0.0, ""))
+        is_exact = hop.key.pid not in self._activity.likely_throttled
+        return hop._replace(is_exact=is_exact, what=cgroup, quota_cpus=cpus)
 
     def _by_program(self, by_pid: Mapping[int, float]) -> dict[str, float]:
         found: dict[str, float] = {}

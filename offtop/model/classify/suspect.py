@@ -6,6 +6,7 @@ from typing import NamedTuple
 from offtop.model.classify.categories import CONNECT
 from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.windows.breakdown import THROTTLE
 
 HOLDER, DEADLOCK, LOOP, CPU, QUOTA, WAIT = "holder", "deadlock", "loop", "cpu", "quota", "wait"
 KINDS: Mapping[str, str] = {
@@ -17,6 +18,8 @@ KINDS: Mapping[str, str] = {
     WAIT: "nothing is known to hold what these threads wait for",
 }
 _AT_ADDRESS = (ANSWER, UPSTREAM)
+_UNNAMED = (CONNECT, THROTTLE)
+"""Categories of waits whose object is an address or a cgroup."""
 
 
 class Hop(NamedTuple):
@@ -41,7 +44,8 @@ class Hop(NamedTuple):
     """How it is known that the next hop must act: one of blockers.VIA; empty for the last hop."""
     is_exact: bool = True
     what: str = ""
-    """Name of the object that the next hop holds; of threads that wait for a connection, the address. Raw."""
+    """Name of the object that the next hop holds; of threads that wait for a connection, the address; of threads that
+    wait for a CPU quota, the path of its cgroup. Raw."""
     unread: int = 0
     """How many other threads of the program are at a lock, with no function of theirs known yet: they may wait for the
     same."""
@@ -49,6 +53,8 @@ class Hop(NamedTuple):
     """How many other programs have threads that wait for the same."""
     frozen_by: str = ""
     """Path of the file by which the cgroup of that thread is frozen; empty if it is not, or unknown. Raw."""
+    quota_cpus: float = 0.0
+    """How many CPUs the quota allows for which the threads wait; 0: unknown, or they do not wait for one."""
 
 
 class SuspectName(NamedTuple):
@@ -128,8 +134,11 @@ class Suspect(NamedTuple):
 
     @property
     def _what(self) -> str:
-        """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
-        named = [one for one in self.hops if one.via not in _AT_ADDRESS and (one.via or one.state != CONNECT)]
+        """Name of the object that is held.
+
+        An address does not count as a name, because it differs from run to run, nor does a cgroup.
+        """
+        named = [one for one in self.hops if one.via not in _AT_ADDRESS and (one.via or one.state not in _UNNAMED)]
         names = (one.what for one in reversed(named))
         return next((name for name in names if name not in ("", self.end.program)), "")
 

@@ -365,6 +365,9 @@ class _Ends:
             if oldest.state == LOCK and not self._waits.is_unclear[oldest.row]:
                 unread = int(np.count_nonzero(np.isin(self._unclear_pids, once[is_same])))
         in_wait = oldest.row >= 0
+        what, quota_cpus = self._address(rows[rows >= 0]) if oldest.state == CONNECT else "", 0.0
+        if oldest.state == THROTTLE:
+            quota_cpus, what = self._activity.quotas.get(oldest.key.pid, (0.0, ""))
         return Hop(
             oldest.key,
             program,
@@ -374,9 +377,10 @@ class _Ends:
             self._waits.place(oldest.row) if in_wait else None,
             int(self._waits.ages_ns[oldest.row]) if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
-            what=self._address(rows[rows >= 0]) if oldest.state == CONNECT else "",
+            what=what,
             unread=unread,
             frozen_by=self._frozen_by(oldest.key) if oldest.state == STOPPED else "",
+            quota_cpus=quota_cpus,
         )
 
     def _frozen_by(self, key: ThreadKey) -> str:

@@ -30,7 +30,7 @@ VIA: Mapping[str, str] = {
     LOOKUP: "is the only thread that is looking up a name in a directory",
     DISK: "is the disk of the file",
     DISK_USER: "has most of the requests to the disk of the file",
-    CPU_QUOTA: "is in a cgroup that used up its CPU quota in most periods",
+    CPU_QUOTA: "is in a cgroup that used up its CPU quota",
     FROZEN_BY: "has frozen the cgroup of the thread",
 }
 """How offtop knows what must act."""
@@ -63,4 +63,19 @@ class Blocker(NamedTuple):
 Blockers = Mapping[ThreadKey, tuple[Blocker, ...]]
 """Thread that waits → all that are known to hold what it waits for; any of them may be the one that must act.
 
-A process (tid 0) that waits for its CPU quota, but is in the run queue for the kernel, has itself, via CPU_QUOTA."""
+A process (tid 0) that waits for its CPU quota has itself, via CPU_QUOTA, and `what` is a `quota_text`. It is not exact
+if the process is in the run queue for the kernel."""
+
+
+def quota_text(cpus: float, cgroup: str) -> str:
+    """Return `0.2 /app`: how many CPUs a quota allows, and the path of its cgroup."""
+    return f"{cpus:.3g} {cgroup}"
+
+
+def quota_of(text: str) -> tuple[float, str]:
+    """Return the numbers and names in a `quota_text`: CPUs, 0 if unknown, and the path of the cgroup."""
+    cpus, _, cgroup = text.partition(" ")
+    try:  # the first recordings have the path alone
+        return (0.0, text) if text.startswith("/") else (float(cpus), cgroup)
+    except ValueError:
+        return 0.0, text

@@ -42,8 +42,10 @@ class Hop(Struct, frozen=True, kw_only=True):
     exact: bool
     """false: that is likely."""
     what: str | None
-    """Name of what the next of the chain holds, or the address of a connection that is not accepted; null: none, or
-    unknown."""
+    """Name of what the next of the chain holds, the address of a connection that is not accepted, or the cgroup of the
+    CPU quota for which they wait; null: none, or unknown."""
+    quota_cpus: float | None
+    """How many CPUs that quota allows; null: unknown, or they wait for something else."""
     frozen_by: str | None
     """File by which the cgroup of that thread is frozen; null: it is not frozen, or that is unknown."""
 

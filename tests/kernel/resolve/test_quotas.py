@@ -14,23 +14,40 @@ from tests.kernel import waits
 from tests.kernel.programs import until
 
 SPIN = "while True: pass"
+QUOTA = Quota("/svc", 20_000_000, 100_000_000, periods=1000, throttled=1000, throttled_ns=0)
 
 
 def test_counters_of_a_recreated_cgroup_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {"periods": 1000, "throttled": 1000}
 
     def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota:
-        return Quota("/svc", 20_000_000, 100_000_000, **counters, throttled_ns=0)
+        return QUOTA._replace(**counters)
 
     monkeypatch.setattr(quotas.cgroups, "quota_of", quota_of)
     finder, pid = Quotas(), os.getpid()
     finder.find([pid])
     counters.update(periods=1010, throttled=1010)
-    assert finder.find([pid]) == {pid: "/svc"}
+    assert finder.find([pid]) == {pid: QUOTA._replace(**counters)}
     counters.update(periods=3, throttled=0)
     assert finder.find([pid]) == {}
     counters.update(periods=10, throttled=7)
-    assert finder.find([pid]) == {pid: "/svc"}
+    assert finder.find([pid]) == {pid: QUOTA._replace(**counters)}
+
+
+@pytest.mark.parametrize(("is_exact", "throttled", "is_found"), [(False, 4, False), (True, 4, True), (True, 0, False)])
+def test_quota_is_that_of_the_cgroup_if_it_was_used_up_or_in_most_periods_where_that_is_all_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, is_exact: bool, throttled: int, is_found: bool
+) -> None:
+    now = [QUOTA]
+
+    def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota:
+        return now[0]
+
+    monkeypatch.setattr(quotas.cgroups, "quota_of", quota_of)
+    finder, pid = Quotas(is_exact), os.getpid()
+    assert finder.find([pid]) == {}
+    now[0] = QUOTA._replace(periods=1010, throttled=1000 + throttled)
+    assert ({*finder.find([pid])} == {pid}) == is_found
 
 
 @pytest.mark.kernel
@@ -49,7 +66,8 @@ def test_a_process_above_its_quota_is_found_and_one_below_it_is_not() -> None:
                 until(lambda: above.pid in finder.find([above.pid, below.pid]))
                 found = finder.find([])
                 assert {*found} == {above.pid}, "also at a moment at which it has a CPU"
-                assert found[above.pid].endswith(group.name)
+                assert found[above.pid].path.endswith(group.name)
+                assert found[above.pid].cpus == 0.1
         except waits.UnavailableError as missing:
             pytest.skip(str(missing))
         finally:

@@ -21,6 +21,7 @@ from offtop.model.values.blockers import (
     UPSTREAM,
     WAKER,
     Blocker,
+    quota_text,
 )
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
@@ -357,11 +358,11 @@ def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota()
     machine.throttled("svc", 30, 0.54)
     machine.catalog.details[30] = Details(cgroup="/system.slice/svc")
     ((says, then),) = sentences(machine, 3)
-    assert says == "svc(30) waits for the CPU quota of cgroup svc (54% of the time)"
+    assert says == "svc(30) waits for the CPU quota of /system.slice/svc, 54% of the time"
     assert "quota" in then
     machine.throttled("svc", 30, 1.36)
     ((says, _),) = sentences(machine, 3)
-    assert says == "svc(30) waits for the CPU quota of cgroup svc (1.4 threads on average)"
+    assert says == "svc(30) waits for the CPU quota of /system.slice/svc, 1.4 threads on average"
 
 
 @pytest.mark.parametrize(
@@ -378,15 +379,53 @@ def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: 
     assert machine.found().rivals == {10, 20}, "of these the CPUs must be known"
 
 
-def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None:
+@pytest.mark.parametrize(
+    ("what", "size"), [("/system.slice/svc", ""), (quota_text(0.2, "/system.slice/svc"), " (20% of a CPU)")]
+)
+def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely(what: str, size: str) -> None:
     machine = Machine()
     for pid in (30, 31):
         machine.runs("svc", pid, 0.1, ready=0.8)
         machine.catalog.details[pid] = Details(cgroup="/system.slice/svc")
-        machine.held(ThreadKey(pid, 0), Blocker(pid, 0, CPU_QUOTA, False, "/system.slice/svc"))
+        machine.held(ThreadKey(pid, 0), Blocker(pid, 0, CPU_QUOTA, False, what))
     machine.runs("yes", 20, 1.0)
     ((says, _),) = sentences(machine, 3)
-    assert says == "2 svc wait for the CPU quota of cgroup svc, likely (80% of the time)"
+    assert says == f"2 svc likely wait for the CPU quota of /system.slice/svc{size}, 80% of the time"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cgroup", "quota"),
+    [
+        (0.2, "/app", "/app (20% of a CPU)"),
+        (1.0, "/app", "/app (1 CPU)"),
+        (2.5, "/kubepods.slice/kubepods-burstable.slice/a b.scope", ".../a b.scope (2.5 CPUs)"),
+    ],
+)
+def test_quota_is_named_by_its_size_and_cgroup_which_is_no_name_of_the_suspect(
+    cpus: float, cgroup: str, quota: str
+) -> None:
+    machine = Machine()
+    for pid in (30, 31, 32):
+        machine.throttled("svc", pid, 0.9)
+        machine.held(ThreadKey(pid, 0), Blocker(pid, 0, CPU_QUOTA, True, quota_text(cpus, cgroup)))
+    ((says, _),) = sentences(machine, 3)
+    assert says == f"3 svc wait for the CPU quota of {quota}, 90% of the time"
+    (one,) = machine.found(3).suspects
+    assert (one.end.what, one.end.quota_cpus, one.name.what) == (cgroup, cpus, "")
+    assert of_several(texts_of(machine).does(one.end)) == f"wait for the CPU quota of {quota}"
+
+
+def test_holder_of_a_lock_that_waits_for_its_quota_has_the_quota() -> None:
+    machine = Machine()
+    for pid in (10, 11):
+        machine.held(machine.waits("flock", pid, "lock", 5), Blocker(20, 0, FILE_LOCK, True, "job.lock"))
+    machine.waits("svc", 20, "throttle", 1)
+    machine.held(ThreadKey(20, 0), Blocker(20, 0, CPU_QUOTA, True, quota_text(0.2, "/app")))
+    (one,) = machine.found().suspects
+    assert texts_of(machine).sentence(one).says == (
+        "2 flock wait for job.lock (5.00s), held by svc(20), which waits for the CPU quota of /app (20% of a CPU)"
+    )
+    assert one.name.what == "job.lock"
 
 
 @pytest.mark.parametrize(
