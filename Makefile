@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 DESTDIR ?=
 ARGS ?=
-# How long `make soak` runs.
+# How long each part of `make soak` runs; the first part runs longer if that leaves fewer than 5 minutes to warm up.
 SECONDS ?= 3600
 # What `make dist` builds besides the wheel.
 KINDS ?= pyz $(if $(shell command -v dpkg-deb),deb) $(if $(shell command -v rpmbuild),rpm)
