@@ -70,6 +70,11 @@ def test_a_command_is_told_which_file_operation_was_slow() -> None:
     assert environment(slow, person())["OFFTOP_WHAT"] == "fsync /db/\\x1blog"
 
 
+def test_a_command_gets_the_sentence_of_a_suspect() -> None:
+    new = outlier()._replace(wait=None, rule="suspect", says="3 flock wait for \x1bjob.lock")
+    assert environment(new, person())["OFFTOP_WHAT"] == "3 flock wait for \\x1bjob.lock"
+
+
 def test_command_is_rate_limited_per_category_and_gets_the_outlier(tmp_path: Path) -> None:
     out = tmp_path / "out"
     alarm = Alarm(f'echo "$OFFTOP_CATEGORY $OFFTOP_TID $OFFTOP_LENGTH_NS" >>{out}', person())

@@ -323,6 +323,28 @@ def child(*command: str | Path) -> Generator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
+LOCKS_TWICE = """
+import fcntl, os, sys, threading
+first, second = (open(sys.argv[1], "r+") for _ in range(2))
+fcntl.flock(first, fcntl.LOCK_EX)
+if sys.argv[2:]:
+    threading.Thread(target=os.read, args=(os.pipe()[0], 1), daemon=True).start()
+print("ready", flush=True)
+fcntl.flock(second, fcntl.LOCK_EX)
+"""
+
+
+@pytest.mark.parametrize("with_another_thread", [False, True])
+def test_a_thread_holds_a_file_lock_itself_only_if_its_process_has_no_other(
+    live: Watch, tmp_path: Path, with_another_thread: bool
+) -> None:
+    file = tmp_path / "own.lock"
+    file.touch()
+    with child(sys.executable, "-c", LOCKS_TWICE, file, *["x"] * with_another_thread) as waiter:
+        tid = 0 if with_another_thread else waiter.pid
+        assert found(live, ThreadKey(waiter.pid, waiter.pid)) == (Blocker(waiter.pid, tid, FILE_LOCK, True, file.name),)
+
+
 @contextmanager
 def locker(file: Path, how: str, *command: str) -> Generator[subprocess.Popen[str]]:
     """Run a child that has locked a file."""
@@ -393,13 +415,19 @@ def at(live: Watch, pid: int) -> dict[ThreadKey, tuple[Blocker, ...]]:
 def test_only_the_owner_in_a_mutex_that_is_waited_for_is_believed(live: Watch, forged: Path) -> None:
     """Not a number that is no thread of the process, nor what is no mutex, nor a mutex that is waited for otherwise."""
     owners = 0, 1, os.getpid(), -5, 1 << 30, (1 << 31) - 1
-    ways = "waiter", "exited", "unmapped", "word", "kind", "elsewhere", "condition", "semaphore"
+    ways = "exited", "unmapped", "word", "kind", "elsewhere", "condition", "semaphore"
     with ExitStack() as stack:
         untrue = {how: stack.enter_context(programs.running([forged, str(how)])) for how in (*owners, *ways)}
         honest = stack.enter_context(programs.running([forged, "honest"]))
         waiter = ThreadKey(honest.pid, honest.at["waiter"])
         assert found(live, waiter) == (Blocker(honest.pid, honest.at["holder"], MUTEX, True),)
         never_found(live, *(ThreadKey(one.pid, one.at["waiter"]) for one in untrue.values()))
+
+
+def test_a_mutex_that_names_its_waiter_has_been_locked_twice(live: Watch, forged: Path) -> None:
+    with programs.running([forged, "waiter"]) as program:
+        waiter = ThreadKey(program.pid, program.at["waiter"])
+        assert found(live, waiter) == (Blocker(*waiter, MUTEX, True),)
 
 
 @pytest.mark.variant

@@ -58,6 +58,11 @@ def test_outlier_is_read_as_written(one: Outlier) -> None:
         assert again.catalog.stack(20) == again.catalog.stack(30) == LOCK
 
 
+def test_long_sentence_of_a_suspect_is_cut() -> None:
+    again = outlier_rows.decode(outlier_rows.encode(SUSPECT._replace(says="x" * 400)), lambda _: LOCK)
+    assert again.says == "x" * 300
+
+
 def changed(**words: Any) -> bytes:
     made = json.loads(zlib.decompress(outlier_rows.encode(outlier())))
     return zlib.compress(json.dumps({**made, **words}).encode())
@@ -82,6 +87,8 @@ def with_value(where: str, index: int, value: object) -> bytes:
         changed(io=["file"]),
         changed(io=["net", "x"]),
         changed(io=["file", "x" * 301]),
+        changed(says=7),
+        changed(says="x" * 301),
         changed(comms=[[1]]),
         changed(wakers=[]),
         changed(comms=[[1, number, ""] for number in range(101)]),

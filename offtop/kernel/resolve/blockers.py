@@ -187,7 +187,7 @@ class BlockersWorker:
                 continue
             futex = rows[n][CALL], rows[n][ARGUMENTS]
             if not any(awaited.get(blocker[:2]) == futex for blocker in one.blockers):
-                shown[key] = one.blockers if is_fresh else _as_likely(one.blockers)
+                shown[key] = one.blockers if is_fresh else _as_likely(one.blockers, key)
         return shown
 
     def _futexes_of_owners(
@@ -202,10 +202,9 @@ class BlockersWorker:
         owners = [*{blocker[:2] for one in found.values() for blocker in one.blockers if blocker.via == MUTEX}]
         at = waiting.rows_of(thread_codes(integers(owners, 2)))
         some = [(owner, waiting.list.rows[row]) for owner, row in zip(owners, at.tolist(), strict=True) if row >= 0]
-        before, self._waiting_owners = (
-            self._waiting_owners,
-            frozenset((*owner, int(row[SWITCHED_OUT_NS])) for owner, row in some if is_fresh),
-        )
+        before = self._waiting_owners
+        if is_fresh:
+            self._waiting_owners = frozenset((*owner, int(row[SWITCHED_OUT_NS])) for owner, row in some)
         return {
             owner: (int(row[CALL]), int(row[ARGUMENTS]))
             for owner, row in some
@@ -238,9 +237,9 @@ class BlockersWorker:
             self._is_resting = False
 
 
-def _as_likely(blockers: tuple[Blocker, ...]) -> tuple[Blocker, ...]:
-    """Return what an earlier round found: the owner of a mutex may have released it since."""
-    return tuple(one._replace(is_exact=False) if one.via == MUTEX else one for one in blockers)
+def _as_likely(blockers: tuple[Blocker, ...], waiter: ThreadKey) -> tuple[Blocker, ...]:
+    """Return what an earlier round found: the owner of a mutex may have released it since, unless it is the waiter."""
+    return tuple(one._replace(is_exact=False) if one.via == MUTEX and one[:2] != waiter else one for one in blockers)
 
 
 def _is_same(row: Sequence[int], found: Found) -> bool:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import OpenFile, fdinfo_of, last_part, locks_in, scan_open_files
+from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker
@@ -183,7 +184,10 @@ class FileLocks:
         self.unread += max(0, len(every) - _MOST_LOCKS)
         self._check(dict(islice(every.items(), _MOST_LOCKS)), names)
         self._continue_search(every, names)
-        blockers = {request: self._blockers(some, names) for request, some in locks.items()}
+        first = {self._requests[one.key, one.switched_out_ns]: one.key for one in reversed(of_locks)}
+        blockers = {
+            request: self._blockers(some, names, first[request], many[request]) for request, some in locks.items()
+        }
         return {
             one.key: Found(one.switched_out_ns, holders, arguments=one.arguments if one.call in OPENS else ())
             for one in of_locks
@@ -201,9 +205,17 @@ class FileLocks:
         inode = _INODE.search(fdinfo)
         return Request(kinds, pid, inode[1].decode(), _name(pid, fd)) if kinds and inode else None
 
-    def _blockers(self, texts: Iterable[str], names: Mapping[str, str]) -> tuple[Blocker, ...]:
+    def _blockers(
+        self, texts: Iterable[str], names: Mapping[str, str], waiter: ThreadKey, threads: int
+    ) -> tuple[Blocker, ...]:
+        """Return the holders of the locks for which so many threads of a process wait; `waiter` is one of them.
+
+        They are processes. If all threads of a process wait for its own lock, none can release it: the holder is
+        `waiter` then.
+        """
         pids = {pid: names[text] or _name(pid, fd) for text in texts for pid, fd in self._holders.get(text, {}).items()}
-        return tuple(Blocker(pid, 0, FILE_LOCK, True, name) for pid, name in pids.items())
+        tid = waiter.tid if [*pids] == [waiter.pid] and _threads_of(waiter.pid) == threads else 0
+        return tuple(Blocker(pid, tid, FILE_LOCK, True, name) for pid, name in pids.items())
 
     def _check(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
         """Forget processes that no longer hold a lock, and check whether the process that took it still does."""
@@ -271,6 +283,14 @@ def find_holders(
 def _name(pid: int, fd: str) -> str:
     """Return the name of an open file, "" if it was closed."""
     return last_part(OpenFile(pid, fd).link)
+
+
+def _threads_of(pid: int) -> int:
+    """Return how many threads a process has; 0 if that is unknown."""
+    try:
+        return int(status_of(pid)["Threads"])
+    except (OSError, KeyError, ValueError):
+        return 0
 
 
 def _is_path(link: str) -> bool:

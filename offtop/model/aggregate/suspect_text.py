@@ -290,7 +290,9 @@ class SuspectTexts:
     def _circle(self, one: Suspect) -> Sentence:
         some = [self.name_of(hop) for hop in one.hops]
         if len(some) == 1:
-            waits = f"{some[0]} waits for {self.what(one.end)} ({duration(one.end.age_ns)}), which it holds itself"
+            others = round(one.waiting) - 1
+            extent = duration(one.end.age_ns) + (f", {others} threads behind" if others > 0 else "")
+            waits = f"{some[0]} waits for {self.what(one.end)} ({extent}), which it holds itself"
             return Sentence(waits, f"where it takes that lock twice: offtop -p {one.end.key.pid}, and its stack")
         locks = [hop.what for hop in one.hops if hop.what]
         age = duration(min(hop.age_ns for hop in one.hops))

@@ -53,7 +53,8 @@ _LEAST_SHARE, _LEAST_THREADS = 0.1, 0.01
 _KEY_OF_WAKERS = "key 2"
 """How `next` in the rules names the key that shows wakers."""
 _KEY = re.compile(r" \(key (\w)\)|\bkey (\w)\b")
-_PID = re.compile(r"\bPID\b")
+_PID = re.compile(r"(?<=/proc/)PID\b|(?<![\w/,])(?<!-o )(?<!-eo )PID(?![\w/,])")
+"""Not a column, as in `ps -o PID,comm`, nor a part of a path."""
 _OPTIONS = {"2": "--mode wakeup", "5": "--stuck", "7": "--mode file", "8": "--mode disk"}
 """Key → the option of batch mode that shows the same."""
 _WITHOUT_OPTION = frozenset("ACGY")

@@ -20,7 +20,7 @@ from offtop.model.classify.wait_edges import Edge, Paths
 from offtop.model.classify.wait_graph import AWAY, IDLE, UNMEASURED, KnownPeers, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.blockers import PIPE as PIPE_END
-from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import NO_STACK, nameless
 from offtop.model.values.table import (
@@ -140,10 +140,10 @@ class WaitsOfTick:
         pids: list[int] = np.unique(self.waits.rows[self._is_leaf(lambda leaf: leaf.category == category), 0]).tolist()
         return {*map(self.snapshot.catalog.process, pids)}
 
-    def polls_unread(self, key: ThreadKey) -> bool:
-        """Return whether the thread polls, and its stack is not known yet."""
-        rows = np.flatnonzero((self._ids[:, :2] == key).all(axis=1)).tolist()
-        return any(self._ids[row, USER] == NO_STACK and self.graph.nodes.category(row) == POLL for row in rows)
+    def polls_unread(self, pid: int) -> bool:
+        """Return whether a thread of the process polls, with a stack that is not known yet."""
+        rows = np.flatnonzero((self._ids[:, 0] == pid) & (self._ids[:, USER] == NO_STACK)).tolist()
+        return any(self.graph.nodes.category(row) == POLL for row in rows)
 
     def place(self, row: int) -> SiteKey:
         """Return a wait's site, with the user stack of an ended wait if its own is not known yet."""

@@ -120,7 +120,7 @@ class SuspectFinder:
             if one.age_ns < self._weights.least_age_ns:
                 found.append(one)
             elif (first.state == PIPE and first.program in waits.programs_at(PIPE)) or (
-                first.state == POLL and waits.polls_unread(first.key)
+                first.state == POLL and waits.polls_unread(first.key.pid)
             ):
                 found.append(one._replace(hops=tuple(hop._replace(age_ns=0) for hop in one.hops)))
         return found

@@ -210,7 +210,7 @@ class _Builder:
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
         """PID → age in ns of the oldest wait that the process must end."""
-        self._own_holders: dict[Blocker, tuple[int, bool] | None] = {}
+        self._own_holders: dict[Blocker, int] = {}
         """By the process that has locked a file for which its own threads wait: see _own_holder."""
         self._other_nodes: dict[tuple[str, str], int] = {}
         """Nodes that are no process, by state and address or name."""
@@ -369,9 +369,11 @@ class _Builder:
     def _add_edges(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""
         targets: dict[int, Blocker] = {}
-        if len(some) == 1 and some[0].pid == key.pid and (found := self._own_holder(row, key, some[0])):
-            holder, is_exact = found
-            self._edges.add(Edge(row, holder, 1.0, some[0].via, is_exact, some[0].what))
+        if len(some) == 1 and some[0].pid == key.pid and some[0].via in (FILE_LOCK, MUTEX):
+            holder = self._own_holder(row, key, some[0])
+            if holder >= 0:
+                is_exact = some[0].is_exact and some[0].tid != 0
+                self._edges.add(Edge(row, holder, 1.0, some[0].via, is_exact, some[0].what))
             return
         for one in some:
             if one.pid == key.pid and one.tid in (0, key.tid):
@@ -384,31 +386,20 @@ class _Builder:
         for target, one in targets.items():
             self._edges.add(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
 
-    def _own_holder(self, row: int, key: ThreadKey, one: Blocker) -> tuple[int, bool] | None:
-        """Return the node of the waiter's own process that holds the lock, and whether it is sure; None if unknown.
+    def _own_holder(self, row: int, key: ThreadKey, one: Blocker) -> int:
+        """Return the node of the thread that must release a lock of the waiter's own process; -1 if it is unknown.
 
-        A thread can lock a mutex twice, and a process a file, through two descriptors. The process has the file's lock:
-        of its threads, one that does not wait for it must release it. If all of them wait for it, none can.
+        It may be the waiter itself. If only the process is known, it is likely the main thread, or else another one
+        that waits, but not for the lock.
         """
-        if one.via == MUTEX and one.tid == key.tid and one.is_exact:
-            return row, True
-        if one.via != FILE_LOCK:
-            return None
+        if one.tid:
+            return row if one.tid == key.tid else self._node(ThreadKey(one.pid, one.tid), True)
         if one not in self._own_holders:
-            self._own_holders[one] = self._own_file_holder(one)
+            same = [other for other, some in self._snapshot.blockers.items() if other.pid == one.pid and one in some]
+            rows = self._rows_of(one.pid)
+            others, main = rows[~self._are_of(same, rows)], self._row_of(one.pid, one.pid)
+            self._own_holders[one] = -1 if not len(others) else int(main if main in others else others[0])
         return self._own_holders[one]
-
-    def _own_file_holder(self, one: Blocker) -> tuple[int, bool] | None:
-        if self._activity.busy(ThreadKey(one.pid, 0))[1] >= _LEAST_BUSY:
-            return None
-        same = [key for key, some in self._snapshot.blockers.items() if key.pid == one.pid and one in some]
-        threads = int(np.count_nonzero(Waits.of(self._snapshot.waiting).list.rows[:, 0] == one.pid))
-        rows = self._rows_of(one.pid)
-        others = rows[~self._are_of(same, rows)]
-        if len(others):
-            main = self._row_of(one.pid, one.pid)
-            return int(main if main in others else others[0]), one.is_exact and threads == len(same) + 1
-        return (int(rows[0]), True) if one.is_exact and threads == len(same) else None
 
     def _other_node(self, one: Blocker) -> int:
         """Return the node of an address or a disk."""

@@ -10,7 +10,7 @@ import pytest
 from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories, causes
-from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most, without_keys
+from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most, with_pid, without_keys
 from offtop.model.classify.causes import NO_RULES, Fixed, PeerName, Rules, Subject, first_match, subject_of
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import CLIENT, PEER, WRITER, Peers, PeerSide, Process
@@ -181,6 +181,13 @@ ON_A_QUEUE = (
                 *("NotificationThread::notification_thread_entry(JavaThread*)", "NMethodSweeper::sweeper_loop()"),
                 *("JVM_WaitForReferencePendingList", "recorderthread_entry(JavaThread*, JavaThread*)"),
                 *("ZDriverPort::receive()", "ZMetronome::wait_for_tick()", "ZUncommitter::run_service()"),
+            )
+        ),
+        *(
+            ("java-vm-operation", "java", "lock", (WAIT, "Monitor::wait(long)", *own), ())
+            for own in (
+                ("VMThread::wait_until_executed(VM_Operation*)", "VMThread::execute(VM_Operation*)"),
+                ("CompileBroker::wait_for_completion(CompileTask*)", "CompileBroker::compile_method_base(x)"),
             )
         ),
         (
@@ -639,6 +646,19 @@ def test_hint_has_the_process_id_in_place_of_the_word_pid() -> None:
     assert said.endswith("Next: ps -o pid,stat 7: see LSPID.")
     for pid in (EXITED.pid, OUTSIDE):
         assert advice(rule, catalog(), pid) == rule.next, "no process that can be looked at"
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("grep Sig /proc/PID/status", "grep Sig /proc/7/status"),
+        ("add a policy to PID", "add a policy to 7"),
+        ("ps -eo PID,stat; ps -o stat,PID; top -b -o PID", "ps -eo PID,stat; ps -o stat,PID; top -b -o PID"),
+        ("ls /opt/PID/run", "ls /opt/PID/run"),
+    ],
+)
+def test_word_pid_stays_in_lists_of_columns_and_in_paths(hint: str, said: str) -> None:
+    assert with_pid(hint, 7) == said
 
 
 def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:

@@ -123,7 +123,7 @@ def test_threads_that_want_each_others_locks_are_a_deadlock() -> None:
     assert not one.is_likely
 
 
-@pytest.mark.parametrize("holder", [Blocker(10, 0, FILE_LOCK, True, "x.lock"), Blocker(10, 10, MUTEX, True)])
+@pytest.mark.parametrize("holder", [Blocker(10, 10, FILE_LOCK, True, "x.lock"), Blocker(10, 10, MUTEX, True)])
 def test_a_thread_that_takes_its_own_lock_again_is_a_deadlock(holder: Blocker) -> None:
     machine = Machine()
     user, kernel = (_MUTEX, "futex_wait") if holder.via == MUTEX else ((), "flock_lock_inode_wait")
@@ -134,17 +134,45 @@ def test_a_thread_that_takes_its_own_lock_again_is_a_deadlock(holder: Blocker) -
     assert text == f"a.py(10) waits for {holder.what or 'a mutex'} (9.00s), which it holds itself"
 
 
-def test_threads_that_lock_a_file_of_their_own_process_wait_for_its_other_threads() -> None:
+def test_others_behind_a_thread_that_holds_its_own_lock_are_counted() -> None:
     machine = Machine()
-    machine.waits("a.py", 10, "sleep", 20)
+    for tid in (10, 11, 12):
+        waiter = machine.waits("a.py", 10, "lock", 9, *_MUTEX, kernel="futex_wait", tid=tid)
+        machine.held(waiter, Blocker(10, 10, MUTEX, True))
+    (one,) = machine.found().suspects
+    text = SuspectTexts(machine.catalog, OwnNames(), machine.causes).sentence(one).says
+    assert text == "a.py(10) waits for a mutex (9.00s, 2 threads behind), which it holds itself"
+
+
+def test_an_owner_that_is_only_likely_makes_no_deadlock() -> None:
+    machine = Machine()
+    machine.held(machine.waits("a.py", 10, "lock", 9, *_MUTEX), Blocker(10, 10, MUTEX, False))
+    assert not [one for one in machine.found(ticks=3).suspects if one.kind == DEADLOCK]
+
+
+@pytest.mark.parametrize("main_waits_for", ["sleep", "the lock"])
+def test_a_file_of_the_waiters_own_process_is_likely_held_by_another_of_its_threads(main_waits_for: str) -> None:
+    machine = Machine()
+    held = Blocker(10, 0, FILE_LOCK, True, "x.lock")
+    for tid in (11, 12):
+        machine.held(machine.waits("a.py", 10, "lock", 9, kernel="flock_lock_inode_wait", tid=tid), held)
+    machine.waits("a.py", 10, "pipe", 20, tid=13)
+    if main_waits_for == "sleep":
+        machine.waits("a.py", 10, "sleep", 20)
+    else:
+        machine.held(machine.waits("a.py", 10, "lock", 9, kernel="flock_lock_inode_wait"), held)
+    (one,) = machine.found().suspects
+    expected = (HOLDER, ThreadKey(10, 10 if main_waits_for == "sleep" else 13), True)
+    assert (one.kind, one.end.key, one.is_likely) == expected
+
+
+def test_a_file_that_a_running_thread_of_the_process_may_hold_accuses_nobody() -> None:
+    machine = Machine()
     for tid in (11, 12):
         waiter = machine.waits("a.py", 10, "lock", 9, kernel="flock_lock_inode_wait", tid=tid)
         machine.held(waiter, Blocker(10, 0, FILE_LOCK, True, "x.lock"))
     (one,) = machine.found().suspects
-    assert (one.kind, one.end.key, one.end.state, one.is_likely) == (HOLDER, ThreadKey(10, 10), "sleep", False)
-    machine.waits("a.py", 10, "pipe", 0.05, tid=13)
-    (one,) = machine.found().suspects
-    assert (one.end.key, one.is_likely) == (ThreadKey(10, 10), True)  # the thread that reads may release it as well
+    assert (one.kind, one.end.key.pid) == (WAIT, 10)
 
 
 def test_processes_that_read_from_each_other_are_not_a_deadlock() -> None:
