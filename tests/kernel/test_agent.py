@@ -158,7 +158,8 @@ def test_a_signal_ends_it_and_detaches_its_probes(number: signal.Signals, tmp_pa
     assert command.run("replay", str(recording), "--json", "-n", "1").status == 0
 
 
-@pytest.mark.parametrize(("mode", "key"), [(FILE, "files"), pytest.param(DISK, "disks", marks=pytest.mark.variant)])
+@pytest.mark.variant
+@pytest.mark.parametrize(("mode", "key"), [(FILE, "files"), (DISK, "disks")])
 def test_file_operations_and_requests_to_disks_are_counted_only_for_a_recording(
     mode: str, key: str, tmp_path: Path
 ) -> None:

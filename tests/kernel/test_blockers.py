@@ -499,6 +499,7 @@ def test_process_that_inherited_a_lock_holds_it(live: Watch, tmp_path: Path) -> 
     assert (comm, *blocker[1:]) == ("sleep\n", 0, FILE_LOCK, True, "job.lock")
 
 
+@pytest.mark.variant
 def test_all_processes_that_share_an_open_file_hold_its_lock(live: Watch, tmp_path: Path) -> None:
     file = tmp_path / "job.lock"
     file.touch()

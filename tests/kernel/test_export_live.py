@@ -37,7 +37,8 @@ def test_the_waits_of_a_child_are_exported(chosen: tuple[str, ...]) -> None:
     assert any(";".join(child.user[::-1]) in row["stack"] for row in asleep)
 
 
-@pytest.mark.parametrize("form", [pytest.param("csv", marks=pytest.mark.variant), "jsonl"])
+@pytest.mark.variant
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_ctrl_c_writes_what_passed_until_then(form: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with waits.running("sleep", times=10_000, each_ms=10) as child:

@@ -259,6 +259,7 @@ with watch.watching() as live:  # which holds the laws in each tick
     assert found["all"] > (20 if outside.is_counted() else 8)
 
 
+@pytest.mark.variant
 def test_threads_with_ids_reused_within_a_tick_keep_their_waits(tmp_path: Path) -> None:
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
         lacks("a way to choose ids")

@@ -89,6 +89,7 @@ def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.
     assert read_version(file) == 2
 
 
+@pytest.mark.variant
 def test_holder_of_a_lock_that_is_not_measured_has_its_name_in_a_replay_too(tmp_path: Path) -> None:
     lock, file = tmp_path / "job.lock", tmp_path / "it.offtop"
     with started("flock", "-o", lock, "sleep", "60") as holder:

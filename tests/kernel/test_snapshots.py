@@ -78,7 +78,8 @@ def as_json(
     return json.loads(encode(tick_object(tick, source.names, cause_finder, moved, problems)))
 
 
-@pytest.mark.parametrize("mode", ["offcpu", pytest.param("chain", marks=pytest.mark.variant)])
+@pytest.mark.variant
+@pytest.mark.parametrize("mode", ["offcpu", "chain"])
 def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) -> None:
     rules = watch.rules()
     files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)

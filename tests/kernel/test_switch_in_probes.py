@@ -184,6 +184,7 @@ a dot for each process.
 """
 
 
+@pytest.mark.variant
 @PROBES_OF_EXITS
 def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(probe: str, tmp_path: Path) -> None:
     demand(probe)

@@ -538,6 +538,7 @@ def test_every_probe_reports_the_waker(probe: str, counts: bool, monkeypatch: py
         assert {wake.waker.tid for wake in found} == {child.at["waker"]}
 
 
+@pytest.mark.variant
 def test_in_a_container_an_outside_waker_is_outside() -> None:
     script = """
 import json, sys
@@ -661,6 +662,7 @@ def opened() -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.variant
 def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
         monkeypatch.setenv(cache.VARIABLE, "")

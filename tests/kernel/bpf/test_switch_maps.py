@@ -129,6 +129,7 @@ def test_the_hash_counts_23_sleeps_and_help_names_it() -> None:
         assert live.source.notices == []
 
 
+@pytest.mark.variant
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
 def test_the_hash_drops_the_record_of_an_exited_thread(tmp_path: Path) -> None:

@@ -351,6 +351,7 @@ def test_with_wakers_only_waits_inside_count(waits: Path) -> None:
     assert all(live.last.catalog.wake(site.wake).has_waker for site in sites)
 
 
+@pytest.mark.variant
 @pytest.mark.kernel
 def test_recordings_and_exports_have_only_waits_inside(waits: Path, tmp_path: Path) -> None:
     function, file = f"{waits}:handle", str(tmp_path / "it.offtop")
