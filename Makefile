@@ -47,13 +47,13 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 	    echo 'In 5 s you see a recording from another machine instead: offtop demo' >&2; sleep 5; \
 	    $(bin)/offtop demo; }
 
-# Each check runs even if another one fails. The kernel tests come last, because they need the CPUs: the others keep them
-# busy. They leave some time, in which pyright, whose priority is the lowest, runs to its end; its output is printed last.
-# One process imports all tests before the others do, so that in a fresh clone not each of them compiles all the Python.
+# Each check runs even if another one fails. pyright runs beside the quick checks and the first tests; its output is
+# printed after theirs. The kernel tests come last, because they need the CPUs for themselves. One process imports all
+# tests before the others do, so that in a fresh clone not each of them compiles all the Python.
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
-	types=$$(mktemp); nice -n 19 $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
+	types=$$(mktemp); $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
 	$(bin)/pytest --collect-only -qq $(other_tests) >/dev/null 2>&1 & compiling=$$!; \
 	trap 'kill $$typing $$compiling 2>/dev/null; rm -f "$$types"' EXIT; \
 	typed() { wait $$typing; local status=$$?; cat "$$types"; return $$status; }; \
@@ -63,11 +63,11 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	check $(bin)/lint-imports --no-cache; \
 	wait $$compiling; \
 	check tests/run.sh $(bin)/pytest $(other_tests) -n 4 --dist worksteal $(ARGS); \
+	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    tests/run.sh $(bin)/pytest -m "kernel and not variant" -n 3 --dist loadfile \
 	    $(or $(ARGS),tests/kernel tests/cli); \
-	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 variants: setup-test ## run the kernel tests that `make test` leaves out: slow ones, other programs, probes, screens

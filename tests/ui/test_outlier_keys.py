@@ -25,6 +25,7 @@ from tests.ui.shown import (
     asynchronous,
     catching,
     crumb_line,
+    go_on,
     running,
     screen,
     shown,
@@ -84,7 +85,10 @@ async def test_a_frozen_screen_is_reported_but_not_over_an_outlier(monkeypatch: 
     clock_ns = count(1, 10 * NS_PER_S)
     monkeypatch.setattr("offtop.ui.app.monotonic_ns", lambda: next(clock_ns))
     for actions, alert in ((None, "the screen did not update for 10s"), (outlier_actions(), "outlier: >3.50s lock")):
-        async with shown(ScriptedSource(STUCK, ticks=5), outlier_actions=actions) as (app, _):
+        source = ScriptedSource(STUCK, ticks=1)
+        async with shown(source, outlier_actions=actions) as (app, pilot):
+            await go_on(app, pilot, source, 3)
+            await go_on(app, pilot, source, 4)
             assert screen(app)[-2].startswith(alert)
 
 
