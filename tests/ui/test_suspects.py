@@ -1,6 +1,7 @@
 """Suspects are listed below the header, and 6 opens their chains, hop by hop."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -108,6 +109,25 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         await pilot.press("escape", "enter")
         assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at what must act"
         assert not isinstance(app.screen, Suspects)
+
+
+@pytest.mark.parametrize(
+    ("owners", "holders"),
+    [((40,), ["it is"]), ((41, 40), ["the next one is", "the first one is"])],
+    ids=["of one", "of two"],
+)
+@asynchronous
+async def test_6_says_who_holds_the_locks_of_a_circle(owners: Sequence[int], holders: list[str]) -> None:
+    class Circle(ScriptedSource):
+        def after(self, seconds: int) -> Snapshot:
+            held = {ThreadKey(40, 40 + n): (Blocker(40, owner, MUTEX, True),) for n, owner in enumerate(owners)}
+            return replace(super().after(seconds), blockers=held)
+
+    made = [TABLE[0]._replace(comm=f"w{n}", tid=40 + n) for n in range(len(owners))]
+    async with shown(Circle(made, ticks=4), weights=WEIGHTS) as (app, pilot):
+        await pilot.press("6")
+        text = "\n".join(screen(app))
+        assert [f"exact: {one} the owner that stands in the mutex" in text for one in holders] == [True] * len(owners)
 
 
 @pytest.mark.parametrize(("keymap", "key"), [({}, "5"), ({"stuck": "ctrl+g"}, "ctrl+g")])

@@ -224,10 +224,12 @@ class Suspects(Overlay):
         for one in self._suspects():
             text = f"{threads(one.waiting)} waiting: {one.in_full}"
             rows += [_Row(self._line(f" {part}", width, "name")) for part in _wrapped(text, width - 2, self._glyphs)]
-            for hop in one.hops:
+            # The last hop only leads to another one if they wait in a circle.
+            at_end = "the first one" if len(one.hops) > 1 else "it"
+            for hop, holder in zip(one.hops, [*["the next one"] * (len(one.hops) - 1), at_end], strict=True):
                 rows += [
                     _Row(self._line(text, width, token, number == chosen), hop)
-                    for text, token in self._hop_lines(hop, number == chosen)
+                    for text, token in self._hop_lines(hop, holder, number == chosen)
                 ]
                 number += 1
         others = [] if rows else [self._without()]
@@ -236,14 +238,14 @@ class Suspects(Overlay):
         return rows
 
     @staticmethod
-    def _hop_lines(hop: HopText, is_chosen: bool) -> list[tuple[str, str]]:
+    def _hop_lines(hop: HopText, holder: str, is_chosen: bool) -> list[tuple[str, str]]:
         age = duration(hop.age_ns)
         found = [(f" {'>' if is_chosen else ' '} {age:>6} {hop.name}: {hop.does}", "text")]
         if hop.place:
             found.append((f"          at {hop.place}", "dim"))
         if hop.via:
             likely = "likely" if not hop.is_exact else "exact"
-            found.append((f"          {likely}: the next one {VIA[hop.via]}", "dim"))
+            found.append((f"          {likely}: {holder} {VIA[hop.via]}", "dim"))
         return found
 
     def _line(self, text: str, width: int, token: str, is_chosen: bool = False) -> Line:
