@@ -3,38 +3,17 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
+from pkgutil import iter_modules
 from typing import Any
 
 import msgspec
 
-from offtop.reports.objects import (
-    json_baseline,
-    json_breakdowns,
-    json_header,
-    json_io,
-    json_stacks,
-    json_suspects,
-    json_tick,
-    json_waited_on,
-    json_waits,
-    json_wakers,
-    shared_fields,
-)
+from offtop.reports import objects
+from offtop.reports.objects import json_tick
 
-_MODULES = (
-    json_baseline,
-    json_breakdowns,
-    json_header,
-    json_io,
-    json_stacks,
-    json_suspects,
-    json_tick,
-    json_waited_on,
-    json_waits,
-    json_wakers,
-    shared_fields,
-)
+_MODULES = [import_module(f"{objects.__name__}.{one.name}") for one in iter_modules(objects.__path__)]
 
 
 def schema() -> dict[str, Any]:

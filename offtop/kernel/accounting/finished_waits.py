@@ -187,8 +187,10 @@ class FinishedWaits:
 
         A thread that was frozen where it waited has the stack of the wait when that ends.
         """
-        held, ended = (self._is_stopped(ids[:, KERNEL]) for ids in (waits, sites))
-        return ~held | ended
+        may = ~self._is_stopped(waits[:, KERNEL])
+        held = np.flatnonzero(~may)
+        may[held] = self._is_stopped(sites[held, KERNEL])
+        return may
 
     def _is_stopped(self, kernels: Ints) -> Mask:
         once, which = np.unique(kernels, return_inverse=True)
