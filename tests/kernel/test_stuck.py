@@ -376,7 +376,9 @@ RECEIVES = "import socket; a, b = socket.socketpair(); print(flush=True); a.recv
 """Waits in a sleep in which a freezer may stop it (TASK_FREEZABLE)."""
 
 
-def test_a_thread_that_is_frozen_where_it_sleeps_is_stopped_until_it_is_thawed(live: Watch) -> None:
+@contextlib.contextmanager
+def receiver_in_freezer() -> Generator[tuple[subprocess.Popen[bytes], Path]]:
+    """Run a child that RECEIVES in a cgroup of the freezer of version 1; yield both."""
     with subprocess.Popen([sys.executable, "-c", RECEIVES], stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -385,23 +387,28 @@ def test_a_thread_that_is_frozen_where_it_sleeps_is_stopped_until_it_is_thawed(l
             with waits.in_cgroup("freezer", child.pid, {}, {}) as group:
                 if not (group / "freezer.state").exists():
                     lacks("the freezer of control groups of version 1")
-                live.tick(0.2)
-                assert waiting(live, child.pid).letter == "S"
-                kernel = waiting(live, child.pid).site.kernel
-                with frozen(group):
-                    live.tick(0.1)
-                    if names(live, waiting(live, child.pid).site.kernel) == ("__refrigerator",):
-                        lacks("TASK_FREEZABLE")
-                    during = live.tick(0.2)
-                    one = waiting(live, child.pid)
-                thawed = live.tick(0.2)
-                after = waiting(live, child.pid)
-                child.kill()
-                ended = live.tick(0.2)
+                yield child, group
         except waits.UnavailableError as missing:
             pytest.skip(str(missing))
         finally:
             child.kill()
+
+
+def test_a_thread_that_is_frozen_where_it_sleeps_is_stopped_until_it_is_thawed(live: Watch) -> None:
+    with receiver_in_freezer() as (child, group):
+        live.tick(0.2)
+        assert waiting(live, child.pid).letter == "S"
+        kernel = waiting(live, child.pid).site.kernel
+        with frozen(group):
+            live.tick(0.1)
+            if names(live, waiting(live, child.pid).site.kernel) == ("__refrigerator",):
+                lacks("TASK_FREEZABLE")
+            during = live.tick(0.2)
+            one = waiting(live, child.pid)
+        thawed = live.tick(0.2)
+        after = waiting(live, child.pid)
+        child.kill()
+        ended = live.tick(0.2)
     assert (one.letter, live.last.catalog.stack(one.site.kernel).category) == ("D", "stopped")
     assert live.last.catalog.stack(one.site.kernel).frames == live.last.catalog.stack(kernel).frames
     assert {c: part.total_ns for c, part in watch.by_category(during, child.pid).items()} == {"stopped": during.span_ns}
@@ -412,26 +419,15 @@ def test_a_thread_that_is_frozen_where_it_sleeps_is_stopped_until_it_is_thawed(l
 
 
 def test_a_wait_that_ends_when_its_thread_is_thawed_was_stopped_until_then(live: Watch) -> None:
-    with subprocess.Popen([sys.executable, "-c", RECEIVES], stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdout
-            child.stdout.readline()
-            wait_until_asleep(child.pid)
-            with waits.in_cgroup("freezer", child.pid, {}, {}) as group:
-                if not (group / "freezer.state").exists():
-                    lacks("the freezer of control groups of version 1")
-                with frozen(group):
-                    live.tick(0.2)
-                    before = live.last
-                    live.tick(0.3)
-                    if live.last.catalog.stack(waiting(live, child.pid).site.kernel).category != "stopped":
-                        lacks("TASK_FREEZABLE")
-                    child.kill()
-                live.tick(0.3)
-        except waits.UnavailableError as missing:
-            pytest.skip(str(missing))
-        finally:
+    with receiver_in_freezer() as (child, group):
+        with frozen(group):
+            live.tick(0.2)
+            before = live.last
+            live.tick(0.3)
+            if live.last.catalog.stack(waiting(live, child.pid).site.kernel).category != "stopped":
+                lacks("TASK_FREEZABLE")
             child.kill()
+        live.tick(0.3)
     found = watch.by_category(between(before, live.last), child.pid)
     assert found["stopped"].total_ns >= 0.29 * S
     assert all(part.total_ns >= 0 for part in found.values())
