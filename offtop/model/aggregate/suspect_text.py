@@ -34,7 +34,7 @@ from offtop.model.values.blockers import (
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names, nameless
 from offtop.model.windows.baseline import Baseline
-from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE
+from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE
 from offtop.units import NS_PER_S, duration, threads, times
 
 _IN_TRANSACTION = "idle in transaction"
@@ -47,6 +47,7 @@ _DOES: Mapping[str, str] = {
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for the CPU quota",
     STOPPED: "is stopped",
+    SHORT: "is in a wait without a stack",
     "tty": "waits for its terminal",
     "child": "waits for a child process",
     "signal": "waits for a signal",

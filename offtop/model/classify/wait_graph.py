@@ -42,7 +42,7 @@ from offtop.model.values.catalog import Catalog, ThreadKey, code_of
 from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.stack import FIRST_STACK, NO_STACK, Stack
+from offtop.model.values.stack import FIRST_STACK, Stack
 from offtop.model.values.table import (
     THREADS,
     Ints,
@@ -56,7 +56,7 @@ from offtop.model.values.table import (
 )
 from offtop.model.values.waits import KERNEL, READY_NS, WAKE, WaitList, Waits
 from offtop.model.values.wake import NO_OBJECT, THREAD, WAKEUP, Object, gathers
-from offtop.model.windows.breakdown import SLEEP, STOPPED, Shares
+from offtop.model.windows.breakdown import SHORT, SLEEP, STOPPED, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.units import NS_PER_S
 
@@ -419,14 +419,17 @@ class _Builder:
         return number
 
     def _category_of_young(self, key: ThreadKey) -> str:
-        """Return the category of the wait in which a thread is, too young for the graph; empty if it is unknown.
+        """Return the category of the wait in which a thread is, too young for the graph; empty if it is in none.
 
+        It is SHORT if its stack is not known: below the minimum, or left out.
         The holder of a lock may wait for the lock most of the time, but not now.
         """
         waiting = Waits.of(self._snapshot.waiting)
         row = int(waiting.rows_of(np.array([code_of(key)]))[0]) if key.tid else -1
-        kernel = int(waiting.list.rows[row, KERNEL]) if row >= 0 and not waiting.list.rows[row, READY_NS] else NO_STACK
-        return self._catalog.stack(kernel).category if kernel >= FIRST_STACK else ""
+        if row < 0 or waiting.list.rows[row, READY_NS]:
+            return ""
+        kernel = int(waiting.list.rows[row, KERNEL])
+        return self._catalog.stack(kernel).category if kernel >= FIRST_STACK else SHORT
 
     def _acting(self, rows: Ints, oldest_ns: int) -> Ints:
         """Return for which of these rows of a process others may wait; the oldest of them has waited for `oldest_ns`.

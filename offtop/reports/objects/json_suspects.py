@@ -31,7 +31,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     state: str
     """Category of their wait; runs: they are on a CPU; idle: they look idle; unmeasured: filters such as -p leave it
     out, or it has exited; away: on another machine, or behind an address that is translated: pid is 0, and process is
-    the address; disk: pid is 0, and process is the name of the disk."""
+    the address; disk: pid is 0, and process is the name of the disk; short: a wait without a stack."""
     diagnosis: CauseId
     age_ns: Count
     """Age of the oldest wait; 0: unknown."""

@@ -33,8 +33,9 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
+from offtop.model.values.stack import NO_STACK
 from offtop.model.values.wake import NO_WAKE, THREAD, WAKEUP, Object, Wake, Waker
-from offtop.model.windows.breakdown import SLEEP
+from offtop.model.windows.breakdown import SHORT, SLEEP
 from tests.model.machine import Machine
 
 _BACKEND = "postgres: main: bench shop [local] "
@@ -156,6 +157,19 @@ def test_holder_does_what_it_does_now_and_not_what_it_did_most_of_the_time() -> 
     graph = machine.graph()
     (edge,) = graph.edges
     assert graph.nodes[edge.target][::2] == (holder, SLEEP)
+
+
+def test_holder_in_a_wait_without_a_stack_is_not_said_to_wait_for_the_lock() -> None:
+    machine = Machine()
+    waiter = machine.waits("svc", 10, "lock", 0.4, tid=11)
+    holder = machine.waits("svc", 10, "sleep", 0.05, tid=12)
+    young = machine.waiting[holder]
+    machine.waiting[holder] = young._replace(site=young.site._replace(kernel=NO_STACK))
+    machine.ended(holder, "lock", NO_WAKE, 2, ms=400)
+    machine.held(waiter, Blocker(*holder, MUTEX, True))
+    graph = machine.graph()
+    (edge,) = graph.edges
+    assert graph.nodes[edge.target][::2] == (holder, SHORT)
 
 
 def test_waker_that_idles_for_a_moment_looks_idle() -> None:
