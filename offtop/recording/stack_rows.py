@@ -36,8 +36,12 @@ def decode_frames(raw: object) -> tuple[int, ...]:
 
 
 def category_of(stack: Stack) -> str:
-    """Return the category of a kernel stack; for a user stack, how it ends and whether it is unsure."""
-    if not _is_user_stack(stack.frames):
+    """Return the category of a kernel stack; for a user stack, how it ends and whether it is unsure.
+
+    All frames of a user stack may be Python functions that could not be read: they look like those of a kernel stack,
+    but kernel stacks are whole.
+    """
+    if stack.end == WHOLE and not stack.is_unsure and not _is_user_stack(stack.frames):
         return stack.category
     return f"{_END}{stack.end}{_UNSURE if stack.is_unsure else ''}"
 

@@ -6,16 +6,19 @@ from offtop.model.values.stack import ENDS, KERNEL, LINKED, WHOLE, Frame, Stack
 from offtop.recording import stack_rows
 
 USER = (Frame("/usr/lib/libc.so.6", 0x1234), Frame("/bin/app", 0x5678))
+UNREAD_PYTHON = (Frame("[python]", 0), Frame("[python]", 0))
+"""The names of these functions could not be read, and no C code is among them."""
 OF_KERNEL = (Frame(KERNEL, 0, "futex_wait"), Frame(KERNEL, 0, "do_syscall_64"))
 
 
+@pytest.mark.parametrize("frames", [USER, UNREAD_PYTHON], ids=["c", "unread python"])
 @pytest.mark.parametrize("unsure", [False, True])
 @pytest.mark.parametrize("end", ENDS)
-def test_end_of_a_user_stack_is_replayed(end: str, unsure: bool) -> None:
-    stack = Stack(USER, end=end, is_unsure=unsure)
+def test_end_of_a_user_stack_is_replayed(end: str, unsure: bool, frames: tuple[Frame, ...]) -> None:
+    stack = Stack(frames, end=end, is_unsure=unsure)
     word = stack_rows.category_of(stack)
     assert len(word) <= 32
-    assert stack_rows.stack_of(USER, 0, 0, word) == stack
+    assert stack_rows.stack_of(frames, 0, 0, word) == stack
 
 
 def test_kernel_stack_has_its_category_and_is_complete() -> None:
