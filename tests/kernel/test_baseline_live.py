@@ -12,7 +12,7 @@ import pytest
 from tests import command
 from tests.kernel import waits
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.variant]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,6 @@ def beside(normal: Path, name: str, each_ms: int) -> dict[str, Any]:
     return json.loads(ended.out.splitlines()[-1])
 
 
-@pytest.mark.variant
 def test_a_restarted_program_is_recognized_and_longer_waits_are_reported(normal: Path) -> None:
     tick = beside(normal, "sleep", 400)
     assert tick["baseline"]["file"] == "normal.offtop"

@@ -17,7 +17,7 @@ from offtop.kernel.bpf import compile as compiler
 from offtop.kernel.bpf import features, libbpf, map_sizes, program
 from offtop.kernel.bpf.program import Unwind, _defines  # pyright: ignore[reportPrivateUsage]
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.variant]
 
 JUMP, JUMP_32 = 5, 6
 """Instruction classes (include/uapi/linux/bpf.h)."""
@@ -81,8 +81,8 @@ def compiled(probe: str, way: str) -> Mapping[str, Code]:
     return found
 
 
-@pytest.mark.parametrize("way", ["auto", pytest.param("fp", marks=pytest.mark.variant)])
-@pytest.mark.parametrize("probe", ["switch", pytest.param("kprobe", marks=pytest.mark.variant)])
+@pytest.mark.parametrize("way", ["auto", "fp"])
+@pytest.mark.parametrize("probe", ["switch", "kprobe"])
 def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe: str, way: str) -> None:
     monkeypatch.setitem(os.environ, "BCC_KERNEL_SOURCE", str(paths.bpf() / "headers"))
     for code in compiled(probe, way).values():

@@ -10,7 +10,7 @@ from tests.soak.test_threads import SLEEPERS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
 
-_WARM_TICKS, _TICKS = 60, 60
+_WARM_TICKS, _TICKS = 40, 45
 
 
 def test_1000_sleeping_threads_cost_as_much_later_as_at_first(tmp_path: Path) -> None:

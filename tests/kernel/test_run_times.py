@@ -156,7 +156,9 @@ def test_a_process_that_lived_between_two_ticks_keeps_its_name(live: Watch, buil
     assert window.catalog.process(child.pid) == "brief"
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["later", "in the same tick"])
+@pytest.mark.parametrize(
+    "together", [pytest.param(False, id="later", marks=pytest.mark.variant), pytest.param(True, id="in the same tick")]
+)
 def test_a_reused_pid_is_another_process_that_has_not_run(live: Watch, built: Path, together: bool) -> None:
     live.tick()
     with subprocess.Popen([built / "spins-then-ends"]) as child:
@@ -182,7 +184,7 @@ def test_a_reused_pid_is_another_process_that_has_not_run(live: Watch, built: Pa
         assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
 
 
-@pytest.mark.parametrize(("main_ms", "other_ms"), [(300, 20), (20, 300)])
+@pytest.mark.parametrize(("main_ms", "other_ms"), [(300, 20), pytest.param(20, 300, marks=pytest.mark.variant)])
 def test_exec_from_a_thread_does_not_take_over_the_run_time(
     live: Watch, built: Path, main_ms: int, other_ms: int
 ) -> None:

@@ -64,13 +64,8 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(
-    ("held_up", "costs"),
-    [
-        pytest.param(time.sleep, False, id="preempted", marks=pytest.mark.variant),
-        pytest.param(spin, True, id="running"),
-    ],
-)
+@pytest.mark.variant
+@pytest.mark.parametrize(("held_up", "costs"), [(time.sleep, False), (spin, True)], ids=["preempted", "running"])
 def test_a_scan_costs_the_time_that_it_runs_not_its_preemption(
     monkeypatch: pytest.MonkeyPatch, held_up: Callable[[float], None], costs: bool
 ) -> None:

@@ -207,6 +207,7 @@ def test_the_sums_hold_in_each_tick_of_a_busy_machine(
     assert merge(windows).lost == {}
 
 
+@pytest.mark.variant
 def test_short_lived_processes_run_no_more_than_the_cpus_allow(live: Watch) -> None:
     """Some exit just between a tick's two scans."""
     loops = [subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do /bin/true; done"]) for _ in range(2)]

@@ -274,6 +274,7 @@ def test_23_sleeps_of_10_ms_are_23_waits_with_every_probe(through: Watch) -> Non
         assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= child.took_ns
 
 
+@pytest.mark.variant
 def test_two_spinners_on_one_cpu_wait_for_it_with_every_probe(through: Watch, tmp_path: Path) -> None:
     check_two_spinners(through, tmp_path, least=0.9 if most_unseen(through.last.probe, 1) else 0.98)
 

@@ -395,13 +395,13 @@ def test_largest_allowed_number_of_values_is_read() -> None:
 
 @pytest.mark.parametrize("unit", ['"', '"\\', '\\"', '"a",', "[", "{", '"\\\\'])
 def test_counting_values_is_fast_and_needs_no_memory(unit: str) -> None:
-    """Each text has 2 MB and is not JSON."""
-    raw = (unit * ((2 << 20) // len(unit))).encode()
+    """Each text has 512 kB and is not JSON."""
+    raw = (unit * ((512 << 10) // len(unit))).encode()
     blob = zlib.compress(len(raw).to_bytes(4, "little") + raw, 1)
     began_s = time.process_time()
     with pytest.raises(ValueError):
         tick_rows.decode(blob)
-    assert time.process_time() - began_s < 4
+    assert time.process_time() - began_s < 1
     tracemalloc.start()  # after the time limit, because it slows decoding
     with pytest.raises(ValueError):
         tick_rows.decode(blob)

@@ -322,6 +322,7 @@ int main(void) {{ next(); return outer(1); }}
 
 
 @pytest.mark.kernel
+@pytest.mark.variant
 def test_late_names_are_in_later_ticks_and_in_the_whole_recording(tmp_path: Path, server: Server) -> None:
     path, recording = tmp_path / "app", tmp_path / "it.offtop"
     url_path, debug = stripped(build(path, NAPS, "-g", "-Wl,--build-id", "-fno-omit-frame-pointer", "-rdynamic"))

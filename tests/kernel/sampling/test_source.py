@@ -150,6 +150,7 @@ def test_disk_waits_are_counted(live: Watch) -> None:
     assert within(estimate.total_ns, 0.1, whole.total_ns), (estimate, whole)
 
 
+@pytest.mark.variant
 def test_threads_competing_for_a_cpu_are_in_the_run_queue_not_blocked(live: Watch) -> None:
     with contextlib.ExitStack() as stack:
         pids = [stack.enter_context(started("taskset", "-c", "0", sys.executable, "-c", _SPIN)) for _ in range(3)]
