@@ -11,7 +11,7 @@ from typing import NamedTuple
 from offtop.agent.totals import Part, Program, ProgramTotals, Totals
 from offtop.feed.source import Source
 from offtop.model.aggregate.program import program_name
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.row_names import process_name
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspect import Found

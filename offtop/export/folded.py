@@ -14,7 +14,7 @@ import numpy as np
 
 from offtop.export.profile import Profile
 from offtop.model.aggregate import steps
-from offtop.model.aggregate.rows import thread_name
+from offtop.model.aggregate.row_names import thread_name
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step
 from offtop.model.values import stack
 from offtop.model.values.catalog import Catalog, thread_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from offtop.model.aggregate import steps
 from offtop.model.aggregate.io_paths import IoRow, paths
-from offtop.model.aggregate.rows import process_name, thread_name
+from offtop.model.aggregate.row_names import process_name, thread_name
 from offtop.model.aggregate.scope_text import sampled
 from offtop.model.aggregate.steps import Path, Shape, Step
 from offtop.model.values import stack

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from offtop import __version__
 from offtop.model.aggregate.place_shares import PlaceNames, sites_of_rows
 from offtop.model.aggregate.program import program_name
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.row_names import process_name
 from offtop.model.aggregate.stack_ends import Endings, endings
 from offtop.model.aggregate.stack_problems import Problem, Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts

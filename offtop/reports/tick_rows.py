@@ -2,21 +2,11 @@
 
 from collections.abc import Mapping
 
+from offtop.model.aggregate.breakdown_rows import process_rows, storm_rows, storms_of_rows, thread_rows, wake_rows
 from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.place_shares import SEPARATORS, PlaceNames, in_words, sites_of_rows
 from offtop.model.aggregate.program import Program, program_folding
-from offtop.model.aggregate.rows import (
-    NOWHERE,
-    Key,
-    Order,
-    Ranking,
-    kept_rows,
-    process_rows,
-    storm_rows,
-    storms_of_rows,
-    thread_rows,
-    wake_rows,
-)
+from offtop.model.aggregate.rows import NOWHERE, Key, Order, Ranking, kept_rows
 from offtop.model.aggregate.waker_rows import (
     WakerKey,
     by_wake,

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.account import accounts
+from offtop.model.aggregate.breakdown_rows import category_rows
 from offtop.model.aggregate.budget import Rate, budget
-from offtop.model.aggregate.rows import NOWHERE, Ranking, Row, category_rows
+from offtop.model.aggregate.rows import NOWHERE, Ranking, Row
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, inexact_words
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, gone_texts

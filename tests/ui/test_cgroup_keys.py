@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from offtop.errors import UsageError
-from offtop.model.aggregate.rows import NO_CGROUP
+from offtop.model.aggregate.row_names import NO_CGROUP
 from offtop.model.values.catalog import Details
 from offtop.model.values.snapshot import Filters
 from offtop.model.viewmodel.view import CATEGORIES, LIST

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.row_names import process_name
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values import histogram as log2
 from offtop.model.values import stack

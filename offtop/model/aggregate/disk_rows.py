@@ -9,7 +9,8 @@ from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
 from offtop.model.aggregate.io_rows import IoRows, Sorts
-from offtop.model.aggregate.rows import CHANGE, process_name
+from offtop.model.aggregate.row_names import process_name
+from offtop.model.aggregate.rows import CHANGE
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import NO_REQUESTS, DeviceTotals, DiskActivity, DiskKey, DiskTotals

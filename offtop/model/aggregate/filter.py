@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.aggregate.rows import Row, process_name, thread_name
+from offtop.model.aggregate.row_names import process_name, thread_name
+from offtop.model.aggregate.rows import Row
 from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, codes, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Reason, Rule

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Protocol
 
-from offtop.model.aggregate.rows import cgroup_name
+from offtop.model.aggregate.row_names import cgroup_name
 from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling
 from offtop.model.values.state import letters
 from offtop.printable import printable

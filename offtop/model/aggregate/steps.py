@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.row_names import process_name
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import ENDS, NO_STACK, Frame, Names, Stack, functions
 from offtop.model.values.table import Ints

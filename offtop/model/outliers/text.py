@@ -1,7 +1,7 @@
 """Outliers as text. The text is raw: escape it before it is shown."""
 
 from offtop.model.aggregate import location as where
-from offtop.model.aggregate.rows import thread_name
+from offtop.model.aggregate.row_names import thread_name
 from offtop.model.outliers.trigger import value_text
 from offtop.model.values.outlier import AUTO, Outlier
 from offtop.model.values.stack import Names

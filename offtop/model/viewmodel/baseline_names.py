@@ -7,7 +7,7 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import BaselineOnly
 from offtop.model.aggregate.pool import Pool, family
 from offtop.model.aggregate.program import Program, program_name
-from offtop.model.aggregate.rows import cgroup_name, process_name, wake_name
+from offtop.model.aggregate.row_names import cgroup_name, process_name, wake_name
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from offtop.model.aggregate.rows import WAITING, Order, Ranking, Visible, category_rows, visible
+from offtop.model.aggregate.breakdown_rows import category_rows
+from offtop.model.aggregate.rows import WAITING, Order, Ranking, Visible, visible
 from offtop.model.aggregate.selection import Parts
 from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene

@@ -14,7 +14,7 @@ from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.filter_syntax import of_reason
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import cgroup_of
+from offtop.model.aggregate.row_names import cgroup_of
 from offtop.model.aggregate.scope_text import counted_otherwise
 from offtop.model.aggregate.selection import through
 from offtop.model.aggregate.steps import Path, Shape, passes, steps_of

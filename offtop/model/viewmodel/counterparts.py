@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from offtop.model.aggregate.pool import Pool, family
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.row_names import process_name
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.viewmodel.baseline_names import thread_names

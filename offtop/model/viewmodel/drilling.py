@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from offtop.model.aggregate.breakdown_rows import STORM_OF
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import STORM_OF, Key
+from offtop.model.aggregate.rows import Key
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey

@@ -5,24 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offtop.model.aggregate.breakdown_rows import cgroup_rows, process_rows, thread_rows
 from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.place_shares import PlaceNames
 from offtop.model.aggregate.pool import LEAST_CONVOY, Convoy, Pool, convoys, folding
 from offtop.model.aggregate.program import Program, program_folding
-from offtop.model.aggregate.rows import (
-    NOWHERE,
-    Key,
-    Order,
-    Ranking,
-    Row,
-    Visible,
-    cgroup_of,
-    cgroup_rows,
-    kept_rows,
-    process_rows,
-    thread_rows,
-    visible,
-)
+from offtop.model.aggregate.row_names import cgroup_of
+from offtop.model.aggregate.rows import NOWHERE, Key, Order, Ranking, Row, Visible, kept_rows, visible
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, ThreadKey

@@ -9,7 +9,8 @@ from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.place_shares import Sites, sites_of_rows
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import Key, Row, cgroup_of
+from offtop.model.aggregate.row_names import cgroup_of
+from offtop.model.aggregate.rows import Key, Row
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.viewmodel.scene import Scene

@@ -17,7 +17,7 @@ from offtop.model.aggregate.budget import Budget, budget
 from offtop.model.aggregate.filter_syntax import of_pool, of_program
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import cgroup_of
+from offtop.model.aggregate.row_names import cgroup_of
 from offtop.model.aggregate.selection import FilterCache, Parts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import Catalog

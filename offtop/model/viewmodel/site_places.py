@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from offtop.model.aggregate.rows import Ranking, Row, place_rows
+from offtop.model.aggregate.breakdown_rows import place_rows
+from offtop.model.aggregate.rows import Ranking, Row
 from offtop.model.aggregate.steps import passes
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import SiteKey

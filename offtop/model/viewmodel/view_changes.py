@@ -9,7 +9,8 @@ from dataclasses import replace
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.filter_syntax import exactly
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import CHANGE, NO_CGROUP
+from offtop.model.aggregate.row_names import NO_CGROUP
+from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.wake import WAKEUP
 from offtop.model.viewmodel.view import (

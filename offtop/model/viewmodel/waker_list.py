@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offtop.model.aggregate.breakdown_rows import storm_rows, storms_of_rows, wake_rows
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import NOWHERE, Key, Order, Ranking, Row, storm_rows, storms_of_rows, wake_rows
+from offtop.model.aggregate.rows import NOWHERE, Key, Order, Ranking, Row
 from offtop.model.aggregate.waker_rows import (
     G,
     KeyOf,

@@ -4,7 +4,7 @@ from offtop.feed.source import Source
 from offtop.model.aggregate.filter_syntax import FilterError
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import NO_CGROUP
+from offtop.model.aggregate.row_names import NO_CGROUP
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, UNNAMED

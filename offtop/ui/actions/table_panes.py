@@ -2,11 +2,12 @@
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import BaselineOnly
+from offtop.model.aggregate.breakdown_rows import STORM_OF
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.filter_syntax import of_program, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import NOWHERE, STORM_OF, Key, Row
+from offtop.model.aggregate.rows import NOWHERE, Key, Row
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
 from offtop.model.values.catalog import ThreadKey

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import cgroup_name
+from offtop.model.aggregate.row_names import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, inexact_words, rate, visible_processes
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP

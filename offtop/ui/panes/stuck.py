@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.rows import process_name, thread_name
+from offtop.model.aggregate.row_names import process_name, thread_name
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.container import label

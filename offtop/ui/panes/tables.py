@@ -7,7 +7,8 @@ from offtop.model.aggregate import location, place_shares
 from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
+from offtop.model.aggregate.row_names import cgroup_name
+from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row
 from offtop.model.aggregate.scope_text import visible_processes
 from offtop.model.values.catalog import Catalog, Details, ThreadKey
 from offtop.model.values.snapshot import EXITED

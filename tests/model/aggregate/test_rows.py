@@ -4,22 +4,10 @@ from dataclasses import replace
 from itertools import product
 
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
+from offtop.model.aggregate.breakdown_rows import category_rows, cgroup_rows, place_rows, process_rows, thread_rows
 from offtop.model.aggregate.filter_syntax import parse
-from offtop.model.aggregate.rows import (
-    ACCOUNT_SORTS,
-    NO_CGROUP,
-    SORTS,
-    Order,
-    Ranking,
-    category_rows,
-    cgroup_rows,
-    first_seen,
-    kept_rows,
-    place_rows,
-    process_rows,
-    thread_rows,
-    visible,
-)
+from offtop.model.aggregate.row_names import NO_CGROUP
+from offtop.model.aggregate.rows import ACCOUNT_SORTS, SORTS, Order, Ranking, first_seen, kept_rows, visible
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details, ThreadKey
 from offtop.model.values.snapshot import EXITED

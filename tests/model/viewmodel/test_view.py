@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.filter_syntax import parse
-from offtop.model.aggregate.rows import NO_CGROUP, SORTS, Key
+from offtop.model.aggregate.row_names import NO_CGROUP
+from offtop.model.aggregate.rows import SORTS, Key
 from offtop.model.aggregate.steps import Path, Step
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
