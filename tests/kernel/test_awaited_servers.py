@@ -15,7 +15,7 @@ import pytest
 from offtop.model.values.blockers import ANSWER, ELSEWHERE, UPSTREAM, Blocker
 from offtop.model.values.catalog import ThreadKey
 from tests.kernel import watch
-from tests.kernel.test_blockers import child, found, never_found
+from tests.kernel.blockers import child, found, never_found
 from tests.kernel.watch import Watch
 
 pytestmark = pytest.mark.kernel
