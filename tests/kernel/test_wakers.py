@@ -1,7 +1,4 @@
-"""Test who woke whom, through which code and on which object.
-
-23 wakeups of each kind are reported as such.
-"""
+"""Test who woke whom, through which code and on which object."""
 
 import json
 import os
@@ -9,97 +6,52 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
-from typing import Any
 
 import pytest
 
-from offtop.errors import KernelError
-from offtop.kernel.bpf import cache, program
 from offtop.kernel.live import LiveSource
-from offtop.kernel.resolve import wakes
 from offtop.kernel.resolve.sites import FOR_SOMETHING_ELSE
 from offtop.model.classify import wakers
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.snapshot import EXITED, OUTSIDE, Filters, SiteTotals
+from offtop.model.values.snapshot import EXITED, OUTSIDE, Filters
 from offtop.model.values.stack import ENDED, NO_STACK
 from offtop.model.values.wake import (
     CHAIN,
-    DEFAULT_DEPTH,
-    DEPTH,
     EXIT,
     FIRST_WAKE,
-    LOOP,
     NO_OBJECT,
     NOT_GATHERED,
     OFFCPU,
     OFFWAKE,
     SIGNAL,
     SOFTIRQ,
-    STORM,
     THREAD,
     TIMEOUT,
     TIMER,
     WAKE_CPU,
-    WAKE_LOST,
     WAKE_SHORT,
     WAKEUP,
     WHOLE,
-    Storm,
-    Wake,
 )
 from offtop.model.windows.window import Window, merge
 from tests.kernel import programs, wakings, watch
-from tests.kernel.programs import Program, running, until
+from tests.kernel.programs import running
 from tests.kernel.test_counts import SPIN
 from tests.kernel.test_namespaces import OWN, Container
-from tests.kernel.watch import MS, S, Watch
+from tests.kernel.watch import MS, Watch
+from tests.kernel.woken import TIMES, asked, has, holds, kernel, of, user, waits, wakes_of, watched
 
 pytestmark = pytest.mark.kernel
-
-TIMES = 23
-
-
-def of(child: Program, min_ns: int = MS) -> Filters:
-    return Filters(min_ns=min_ns, pids=(child.pid,))
 
 
 @pytest.fixture(scope="module")
 def live() -> Generator[Watch]:
-    """Watch one process in wakeup mode, with the unwind rules of the program that all tests here run.
-
-    If it watched all processes, theirs could use up the number of stacks that are copied a second.
-    """
-    with wakings.running("futex", 10_000, 5) as child, watch.watching(of(child), mode=WAKEUP) as live:
-        child.go_on_alone()
-        live.load_unwind_rules(child.at["sleeper"], "syscall", "wait_futex", "sleeper")
+    with watched() as live:
         yield live
-
-
-def asked(live: Watch, child: Program, mode: str, depth: int = DEFAULT_DEPTH, min_ns: int = MS) -> Watch:
-    """Select only the child from here on, in that mode."""
-    live.source.set_filters(of(child, min_ns))
-    live.source.set_mode(mode, depth)
-    live.tick()
-    return live
-
-
-def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
-    """Return the wakes of a thread's ended waits in `window`, but for waits for a CPU only."""
-    found: dict[Wake, SiteTotals] = {}
-    for key, totals in watch.sites_of(window, tid).items():
-        wake = window.catalog.wake(key.wake)
-        if totals.waits and wake.has_waker:
-            found[wake] = found.get(wake, SiteTotals()).plus(totals)
-    return found
-
-
-def waits(found: Iterable[SiteTotals]) -> int:
-    return sum(totals.waits for totals in found)
 
 
 def by_kind(window: Window, tid: int) -> dict[str, int]:
@@ -108,23 +60,6 @@ def by_kind(window: Window, tid: int) -> dict[str, int]:
     for wake, totals in wakes_of(window, tid).items():
         found[wake.waker.kind] += totals.waits
     return dict(found)
-
-
-def kernel(window: Window, stack: int) -> list[str]:
-    """Return the names of all frames, leaf first."""
-    return [frame.name for frame in window.catalog.stack(stack).frames]
-
-
-def user(live: Watch, window: Window, stack: int) -> list[str]:
-    frames = window.catalog.stack(stack).frames
-    live.source.wait_for_names({*frames}, 30)
-    return [live.source.names.of(frame) for frame in frames]
-
-
-def holds(names: Sequence[str], *wanted: str) -> bool:
-    """Return whether all of `wanted` are there, in that order."""
-    rest = iter(names)
-    return all(name in rest for name in wanted)
 
 
 @dataclass(frozen=True)
@@ -143,12 +78,6 @@ KINDS = {
     "eventfd": Kind("eventfd", ("eventfd_read",), ("eventfd_write",)),
     "tcp": Kind("tcp", ("tcp_recvmsg",), ("sock_def_readable", "tcp_v4_rcv", "tcp_sendmsg"), SOFTIRQ),
 }
-
-
-def has(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether functions with these in their names are there, in that order."""
-    rest = iter(names)
-    return all(any(part in name for name in rest) for part in parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -226,47 +155,6 @@ def test_a_stopped_thread_does_not_wait_on_its_system_calls_object(live: Watch) 
 def test_categories_of_incidental_waits_exist() -> None:
     found = FOR_SOMETHING_ELSE
     assert found <= {*watch.rules().ids}
-
-
-@pytest.mark.parametrize("depth", [2, 4, 8])
-def test_the_chain_of_a_relays_last_runner_is_the_relay(live: Watch, depth: int) -> None:
-    with wakings.running("relay") as child:
-        asked(live, child, CHAIN, depth=depth)
-        child.go()
-        window = live.tick()
-        found = wakes_of(window, child.at["runner-4"])
-        way = [child.at[f"runner-{n}"] for n in (3, 2, 1, 0)] + [child.at["main"], 0]
-        every = {wake: [wake.waker, *(link.waker for link in wake.links)] for wake in found}
-        tids = {wake: [one.tid for one in chain] for wake, chain in every.items()}
-        # On a busy machine one may be woken again before it ran, or be preempted until its sleep is nearly over.
-        expected = {wake: totals for wake, totals in found.items() if tids[wake] == way[:depth]}
-        assert TIMES - 3 <= waits(expected.values()) <= waits(found.values()) <= TIMES
-        assert all(tids[wake] == way[: len(tids[wake])] for wake in found)
-        assert {wake.end for wake in expected} == {WHOLE if depth == 8 else DEPTH}
-        for wake, chain in every.items():
-            for link, waker in zip(wake.links, chain, strict=False):
-                where = "wait_futex" if waker.tid != child.pid else "rest"
-                if link.user != NO_STACK:  # the stack of a wait that was copied is not kept
-                    assert holds(user(live, window, link.user), where)
-                assert has(kernel(window, link.kernel), ["nanosleep" if where == "rest" else "futex_wait"])
-        if depth == 8:
-            assert {wake.links[-1].waker.kind for wake in expected} == {TIMEOUT}
-            with_users = {wake: totals for wake, totals in expected.items() if all(link.user for link in wake.links)}
-            assert waits(with_users.values()) >= TIMES // 2
-
-
-def test_two_threads_that_wake_each_other_are_a_loop_of_constant_size(live: Watch) -> None:
-    with wakings.running("pingpong", 60, 5) as child:
-        known = len(asked(live, child, CHAIN, depth=8).last.catalog.wakes)
-        child.go_on_alone()
-        windows = [live.tick(0.1) for _ in range(5)]
-        ping, pong = child.at["ping"], child.at["pong"]
-        for one, other in ((ping, pong), (pong, ping)):
-            (wake,) = wakes_of(windows[-1], one)
-            assert (wake.waker.tid, wake.end) == (other, LOOP)
-            assert [link.waker.tid for link in wake.links] == [one]
-            assert {*wakes_of(windows[-2], one)} == {wake}
-        assert len(live.last.catalog.wakes) - known < 20
 
 
 @pytest.mark.parametrize("kind", ["timer", "timer-calls"])
@@ -348,55 +236,6 @@ def test_a_waker_that_called_exec_does_not_show_its_old_functions(live: Watch) -
                 assert holds(names, "wake_fd", "wake_and_become_another" if is_old else "main")
 
 
-def sum_of(storms: Iterable[Storm]) -> Storm:
-    sums = Storm()
-    for storm in storms:
-        sums = sums.plus(storm)
-    return sums
-
-
-def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watch) -> None:
-    for _ in range(4):
-        with wakings.running("storm") as child:
-            asked(live, child, WAKEUP)
-            child.go()
-            window = live.tick()
-            of_wakers = {window.catalog.wake(wake).waker: storm for wake, storm in window.storms.items()}
-            storm = sum_of(of_wakers.values())
-            for waker in of_wakers:
-                assert (waker.kind, waker.tid, waker.comm) == (THREAD, child.pid, "wakings")
-                assert has(kernel(window, waker.kernel), ["futex_wake"])
-            assert storm.slept_again >= storm.woken * 0.9
-            assert storm.wasted_switches == 2 * storm.slept_again
-            assert live.tick(0.05).storms == {}
-            gaps, storms, woken, most = (child.at[name] for name in ("gaps", "storms", "woken", "most"))
-            assert storms <= storm.storms <= storms + gaps
-            assert woken - gaps * (STORM - 1) <= storm.woken <= woken, "fewer than STORM are no storm"
-            assert storm.largest == most or gaps
-        if woken == TIMES * 100 and not gaps:
-            break  # the waker was never halted, and the members always had the CPU in time
-
-
-def test_waking_one_thread_again_and_again_is_no_storm(live: Watch) -> None:
-    with wakings.running("pipe", 800, 0) as child:
-        asked(live, child, WAKEUP, min_ns=0)
-        child.go()
-        window = live.tick()
-        assert waits(wakes_of(window, child.at["sleeper"]).values()) > 500
-        assert window.storms == {}
-
-
-def test_a_storm_counts_once_wherever_ticks_end(live: Watch) -> None:
-    with wakings.running("storm", 40, 5) as child:
-        asked(live, child, WAKEUP)
-        child.go_on_alone()
-        windows = [live.tick(0.011) for _ in range(40)]
-    sums = sum_of(storm for window in windows for storm in window.storms.values())
-    assert 40 <= sums.storms <= 44, "the hypervisor may halt a waker meanwhile"
-    assert sums.woken <= 40 * 100
-    assert sums.largest <= 100
-
-
 def test_a_wait_woken_before_the_minimum_has_no_waker(live: Watch) -> None:
     with wakings.running("late", TIMES, 2) as child:
         asked(live, child, WAKEUP, min_ns=5 * MS)
@@ -449,14 +288,6 @@ def test_a_preempted_thread_has_no_waker_and_is_not_still_waiting(live: Watch, t
             assert {key.wake for key, totals in sites.items() if totals.waits} == {WAKE_CPU}
 
 
-def test_a_deselected_thread_is_in_no_storm(live: Watch) -> None:
-    with wakings.running("storm", 3, 10) as members, wakings.running("futex") as child:
-        asked(live, members, WAKEUP)  # all waits in progress are known now
-        asked(live, child, WAKEUP)
-        members.go()
-        assert live.tick().storms == {}
-
-
 def waking_links(source: LiveSource) -> list[str]:
     """Return the descriptors that attach a program to sched_waking."""
     fdinfo = {fd: (Path("/proc/self/fdinfo") / fd).read_text() for fd in descriptors(source)}
@@ -502,17 +333,6 @@ def test_the_waker_of_a_selected_sleeper_is_named_though_not_selected(live: Watc
         found = wakes_of(window, sleeper)
         assert waits(found.values()) == TIMES
         assert {(wake.waker.tid, wake.waker.comm, wake.links) for wake in found} == {(child.at["waker"], "waker", ())}
-
-
-def test_a_deselected_waker_has_no_old_chain(live: Watch) -> None:
-    with wakings.running("futex", 60, 5) as child:
-        asked(live, child, CHAIN)
-        child.go_on_alone()
-        assert {wake.end for wake in wakes_of(live.tick(0.1), child.at["sleeper"])} >= {WHOLE}
-        live.source.set_filters(Filters(tids=(child.at["sleeper"],)))
-        live.tick(0.02)
-        found = wakes_of(live.tick(0.1), child.at["sleeper"])
-        assert {(wake.waker.tid, wake.links) for wake in found} == {(child.at["waker"], ())}
 
 
 def test_with_a_minimum_of_0_each_wait_has_its_waker(live: Watch) -> None:
@@ -575,130 +395,3 @@ with watch.watching(mode="wakeup") as live:
     go = [row for row in found if row[0] == 1 and row[-1] == "pipe" and row[2] == OUTSIDE]
     ((_, kind, _, tid, _, stack, _),) = go
     assert (kind, tid, stack) == (THREAD, os.getpid(), NO_STACK)
-
-
-@pytest.mark.parametrize("room", [4, 16])
-def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    watch.resize_maps(monkeypatch, dict.fromkeys(("wakers", "wakes", "objects"), room))
-    with wakings.running("exit", 60, 3) as child, watch.watching(of(child), mode=CHAIN) as live:
-        live.tick()
-        child.go()
-        window = live.tick()
-        sites = watch.sites_of(window, child.pid)
-        assert waits(sites.values()) == pytest.approx(61, abs=2)
-        assert sites and sum(totals.total_ns for totals in sites.values()) >= 60 * 3 * MS
-        lost = {key.wake: totals for key, totals in sites.items() if key.wake == WAKE_LOST}
-        assert lost[WAKE_LOST].waits >= 60 - room
-        assert window.lost.keys() == {"wakes"}
-        assert window.lost["wakes"] >= lost[WAKE_LOST].waits
-
-
-def test_old_wakes_are_evicted_before_the_catalog_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakes, "_MOST_CHAINS", 60)
-    monkeypatch.setattr(wakes, "_MOST_WAKES", 60)
-    with wakings.running("exit", 150, 10) as child, watch.watching(of(child), mode=CHAIN) as live:
-        live.tick()
-        child.go_on_alone()
-        seen = set[int]()
-        deadline_s = time.monotonic() + 30
-        while len(seen) < 100 and time.monotonic() < deadline_s:
-            window = live.tick(0.05)
-            seen |= {key.wake for key in watch.sites_of(window, child.pid) if key.wake >= FIRST_WAKE}
-            assert window.lost == {}
-            assert len(live.last.catalog.wakes) <= 60 + FIRST_WAKE
-        assert len(seen) >= 100
-
-
-def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
-    with wakings.running("pingpong", 12, 60) as child:
-        asked(live, child, CHAIN, depth=8)
-        child.go_on_alone()
-        live.tick(0.1)
-        lost = 0
-        for _ in range(4):
-            live.source._parts.wakes.make_room(at_once=True)  # pyright: ignore[reportPrivateUsage]
-            window = live.tick(0.12)  # in which the awake one has woken the other
-            assert window.lost.keys() <= {"wakes"}
-            lost += window.lost.get("wakes", 0)
-        assert lost > 0
-        live.tick(0.15)
-        assert live.tick(0.15).lost == {}, "this clears no more of them"
-
-
-def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch.resize_maps(monkeypatch, {"storms_0": 1, "storms_1": 1})
-    with wakings.running("storm", 5, 10) as child, watch.watching(of(child), mode=WAKEUP) as live:
-        live.tick()
-        child.go()
-        window = live.tick()
-        assert window.lost["wakes"] > 0
-        ((_, storm),) = window.storms.items()
-        assert 1 <= storm.storms < 5
-
-
-@pytest.mark.parametrize("typed", [None, pytest.param(1, marks=pytest.mark.variant)])
-def test_if_wakers_are_refused_the_error_names_a_fix_and_offcpu_goes_on(
-    monkeypatch: pytest.MonkeyPatch, typed: int | None
-) -> None:
-    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
-        request = {**live.source._program._request, "waking_type": typed}  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr(live.source._program, "_request", request)  # pyright: ignore[reportPrivateUsage]
-        with pytest.raises(KernelError, match="offtop doctor"):
-            live.source.set_mode(CHAIN)
-        live.tick()
-        child.go()
-        window = live.tick()
-        assert window.mode == OFFCPU
-        assert watch.thread(window, child.at["sleeper"]).waits >= TIMES
-        assert watch.thread(window, child.at["sleeper"]).offcpu_ns < 2 * S
-
-
-def opened() -> set[tuple[str, str]]:
-    """Return this process's descriptors and what they refer to."""
-    found: set[tuple[str, str]] = set()
-    for fd in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the descriptor that lists them
-            found.add((fd.name, str(fd.readlink())))
-    return found
-
-
-@pytest.mark.variant
-def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
-        monkeypatch.setenv(cache.VARIABLE, "")
-        live.tick()
-        live.tick()  # the source's workers start when they are first needed
-        before = opened()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "executable", "/nosuch")
-            with pytest.raises(KernelError, match="No such file"):
-                live.source.set_mode(CHAIN)
-        until(lambda: opened() == before)  # meanwhile the source's workers open descriptors of their own
-        live.source.set_mode(CHAIN)
-        live.tick()
-        child.go()
-        assert waits(wakes_of(live.tick(), child.at["sleeper"]).values()) == TIMES
-
-
-def test_closing_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bpf_ones() -> set[tuple[str, str]]:
-        return {one for one in opened() if "bpf" in one[1]}
-
-    before = bpf_ones()
-    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
-        load = program._load_or_compile  # pyright: ignore[reportPrivateUsage]
-
-        def close_and_load(request: Mapping[str, Any], shared: Sequence[int] = ()) -> Any:
-            live.source.close()
-            return load(request, shared)
-
-        assert bpf_ones() > before
-        monkeypatch.setattr(program, "_load_or_compile", close_and_load)
-        with pytest.raises(KernelError, match="has stopped tracing"):
-            live.source.set_mode(CHAIN)
-        assert bpf_ones() == before
-        monkeypatch.undo()
-        with pytest.raises(KernelError, match="has stopped tracing"):
-            live.source.set_mode(CHAIN)
-        assert bpf_ones() == before
-        assert live.source.read() is None
