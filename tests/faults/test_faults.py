@@ -14,9 +14,9 @@ import pytest
 from tests import command
 from tests.conftest import bpf_reason
 from tests.kernel import hangs, programs, trouble, waits
+from tests.kernel.batch_output import check_laws
 from tests.kernel.conftest import no_settings
 from tests.kernel.offtop_process import started
-from tests.kernel.test_batch_live import check_laws
 from tests.kernel.test_hostile_names import CONTROL, NAMES, SAFE, napping
 from tests.kernel.trouble import check_said, shown, sleeps, ticks_until
 from tests.ui.terminal import Terminal

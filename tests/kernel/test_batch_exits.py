@@ -10,8 +10,8 @@ import pytest
 
 from tests import command
 from tests.kernel import waits
+from tests.kernel.batch_output import check_laws
 from tests.kernel.offtop_process import programs_of, started
-from tests.kernel.test_batch_live import check_laws
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
 

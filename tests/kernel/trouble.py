@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 from tests import command
 from tests.kernel import programs
+from tests.kernel.batch_output import check_laws
 from tests.kernel.offtop_process import Run, Tick, Traces, read, started, wait_for
-from tests.kernel.test_batch_live import check_laws
 from tests.ui.terminal import Terminal, terminal
 
 MS = 1_000_000

@@ -1,94 +1,37 @@
 """Test that the numbers of batch mode are right and add up, on the real kernel."""
 
-import io
 import json
 import os
 import re
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
-import msgspec
 import pytest
 
 from offtop.commands.option_values import STATES
-from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter_syntax import parse
-from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
-from offtop.model.values.stack import Names
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
-from offtop.model.windows.history import History, HistoryTick
-from offtop.person import person
-from offtop.reports import batch
-from offtop.reports.tick import passing
-from offtop.reports.tick_json import tick_object
-from offtop.reports.tick_rows import waiters
 from offtop.reports.wanted import Wanted
-from offtop.settings.rule_files import RuleFiles
 from tests import command
 from tests.kernel import programs, waits, watch
-from tests.kernel.offtop_process import Tick, read, started, wait_for
+from tests.kernel.batch_output import NOTHING_WATCHED, check_laws, counted, printed, selecting
+from tests.kernel.offtop_process import Tick, started
 from tests.kernel.watch import MS, Watch
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
 
 LATE_NS = 150 * MS
 """Slack for a slow first read on a busy machine.
 
 What ran meanwhile may count in the first tick.
 """
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
-
-NAMED = r"""
-#include <pthread.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
-static const struct timespec ten_ms = {0, 10000000};
-static __attribute__((noinline)) void nap(void)
-{
-	syscall(SYS_nanosleep, &ten_ms, 0);
-	__asm__ volatile("");
-}
-static void *daughter(void *unused)
-{
-	prctl(PR_SET_NAME, DAUGHTER);
-	tell("daughter", (void *)(long)gettid());
-	next();
-	for (;;)
-		nap();
-}
-int main(void)
-{
-	pthread_t thread;
-	prctl(PR_SET_NAME, MOTHER);
-	pthread_create(&thread, 0, daughter, 0);
-	for (;;)
-		nap();
-}
-"""
-"""Two threads with names, which sleep for 10 ms each time."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Ignore the settings of the user who runs the tests."""
-    file = tmp_path_factory.mktemp("settings") / "config.toml"
-    file.touch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OFFTOP_CONFIG", str(file))
-        patch.setenv("SUDO_UID", "")
-        yield
 
 
 def closed(schema: Any) -> Any:
@@ -109,35 +52,10 @@ def published() -> Any:
     return jsonschema.Draft202012Validator(closed(schema))
 
 
-NOTHING_WATCHED = Filters(pids=(os.getpid(),))
-"""Filters of the shared source between tests: offtop's own waits never count."""
-
-
 @pytest.fixture(scope="module")
 def live() -> Generator[Watch]:
     with watch.watching(NOTHING_WATCHED) as live:
         yield live
-
-
-@contextmanager
-def selecting(live: Watch, filters: Filters, mode: str = OFFCPU) -> Generator[None]:
-    """Watch with these filters, in this mode."""
-    live.source.set_filters(filters)
-    live.source.set_mode(mode, 8)
-    live.begin()
-    try:
-        yield
-    finally:
-        live.source.set_filters(NOTHING_WATCHED)
-        live.source.set_mode(OFFCPU)
-
-
-def printed(live: Watch, wanted: Wanted, as_json: bool, ticks: int, delay_ns: int) -> str:
-    """Return what the command prints in so many ticks of this source."""
-    out = io.StringIO()
-    rules = RuleFiles(Path("/nonexistent"), person(), watch.rules().ids)
-    batch.run(live.source, watch.rules(), delay_ns, ticks, wanted, as_json=as_json, width=0, out=out, rules=rules)
-    return out.getvalue()
 
 
 def in_json(live: Watch, words: str = "", ticks: int = 2, delay_ns: int = 300 * MS) -> list[Tick]:
@@ -215,32 +133,12 @@ def check_wakers(tick: Tick, mode: str) -> None:
         assert waker["kernel"] or waker["kind"] == "unknown"
 
 
-def check_laws(tick: Tick) -> None:
-    sites_ns, sites_waits = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    for site in tick["sites"]:
-        sites_ns[site["pid"], site["tid"]] += site["total_ns"]
-        sites_waits[site["pid"], site["tid"]] += site["waits"]
-        assert site["total_ns"] == site["blocked_ns"] + site["runqueue_ns"]
-        assert site["waits"] == counted(site) or site["kernel"] == ["[stack lost]"]
-    for thread in tick["threads"]:
-        key = thread["pid"], thread["tid"]
-        assert thread["offcpu_ns"] == sites_ns.pop(key, 0) + thread["short_ns"] + thread["filtered_ns"]
-        assert thread["offcpu_ns"] == thread["blocked_ns"] + thread["runqueue_ns"]
-        assert thread["runqueue_ns"] >= thread["preempted_ns"] >= 0
-        assert thread["waits"] == counted(thread)
-        assert thread["waits"] == sites_waits[key] + thread["short_waits"] or thread["filtered_ns"]
-    assert not any(sites_ns.values())
-    assert sum(part["total_ns"] for part in tick["categories"]) == sum(t["offcpu_ns"] for t in tick["threads"])
-    for part in tick["categories"]:
-        assert 0 <= part["idle_ns"] <= part["total_ns"]
-        assert part["waits"] == counted(part) or part["name"] == "short" or "sites" in tick["lost"]
-
-
 @pytest.fixture(scope="module")
 def wakings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build tests/kernel/wakings.c, whose threads wake each other."""
     program, source = tmp_path_factory.mktemp("wakings") / "wakings", Path(__file__).with_name("wakings.c")
-    subprocess.run(["gcc", "-O1", *_C, "-o", program, source], check=True, timeout=60)
+    flags = ("-O1", "-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
+    subprocess.run(["gcc", *flags, "-o", program, source], check=True, timeout=60)
     return program
 
 
@@ -329,10 +227,6 @@ def is_of_64_bits(pid: int) -> bool:
         return False
 
 
-def counted(row: Tick) -> int:
-    return sum(count for _, count in row["histogram"])
-
-
 def test_a_wait_in_progress_has_its_age_call_and_both_stacks() -> None:
     with (
         waits.running("futex", times=1, each_ms=60_000) as child,
@@ -405,41 +299,6 @@ def test_23_sleeps_of_10_ms_are_23_sleep_waits_at_their_functions() -> None:
         assert max(site["max_ns"] for site in made) >= 10 * MS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "coding"),
-    [pytest.param("-b", "utf-8", marks=pytest.mark.variant), ("-b -H", "ascii"), ("--json", "ascii")],
-)
-def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
-    tmp_path: Path, arguments: str, coding: str
-) -> None:
-    name = r'"\x1b[31mX[b]\xff\n"'
-    file = tmp_path / "\x1b]0;x\x07[b]"  # it has no symbols, so its frames have its file's name
-    quick = () if arguments == "--json" else command.QUICK
-    programs.build(file, NAMED, *_C, f"-DMOTHER={name}", f"-DDAUGHTER={name}", "-s")
-    with (
-        programs.running([file]) as child,
-        started(
-            *quick, *arguments.split(), "-i", "-n", "2", "-d", "0.2", "-p", str(child.pid), PYTHONIOENCODING=coding
-        ) as run,
-    ):
-        child.go_on_alone()
-        ended = run.ended()
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out.isascii() or coding == "utf-8"
-    assert not CONTROL.search(ended.out.replace("\n", ""))
-    if arguments != "--json":
-        name = r"\x1b[31mX[b]" + ("\ufffd" if coding == "utf-8" else r"\ufffd")
-        assert re.search(rf"^ *{child.pid} [ \d]*{re.escape(name)}", ended.out, re.MULTILINE)
-        return
-    ticks = [json.loads(line) for line in ended.out.splitlines()]
-    rows = [row for tick in ticks for row in (*tick["threads"], *tick["sites"])]
-    assert {row["comm"] for row in rows} == {"\\x1b[31mX[b]\ufffd\\x0a"}
-    assert {row.get("process", row["comm"]) for row in rows} == {"\\x1b[31mX[b]\ufffd\\x0a"}
-    frames = {frame for tick in ticks for site in tick["sites"] for frame in (*site["kernel"], *site["user"])}
-    assert not any(CONTROL.search(frame) for frame in frames)
-    assert any(frame.startswith(r"\x1b]0;x\x07[b]+0x") for frame in frames)
-
-
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 def test_text_shows_where_each_row_waits(live: Watch, threads: bool) -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
@@ -451,134 +310,6 @@ def test_text_shows_where_each_row_waits(live: Watch, threads: bool) -> None:
     (row,) = [line for line in out.splitlines() if line.split()[:1] == [str(child.pid)]]
     assert "  sleep() in the program: do_nanosleep < " in row
     assert " < ".join(child.user) in row
-
-
-def test_a_thread_filter_leaves_only_that_thread(tmp_path: Path) -> None:
-    file = programs.build(tmp_path / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="daughter"')
-    with programs.running([file]) as child:
-        child.go_on_alone()
-        tid = child.at["daughter"]
-        ended = command.run(*command.QUICK, "--json", "-n", "2", "-d", "0.3", "-t", str(tid))
-    assert (ended.status, ended.err) == (0, "")
-    ticks = [json.loads(line) for line in ended.out.splitlines()]
-    assert len(ticks) == 2
-    for tick in ticks:
-        check_laws(tick)
-        assert (tick["filters"]["pids"], tick["filters"]["tids"]) == ([], [tid])
-        assert [(t["pid"], t["tid"], t["comm"], t["process"]) for t in tick["threads"]] == [
-            (child.pid, tid, "daughter", "mother")
-        ]
-        assert {(site["pid"], site["tid"]) for site in tick["sites"]} == {(child.pid, tid)}
-        assert tick["threads"][0]["waits"] > 0
-
-
-# Filters of what is shown
-
-
-def listed(text: str) -> list[str]:
-    """Return the rows of the first tick's list; the last one may sum up the rest."""
-    return text.split("\n\n")[1].splitlines()[1:]
-
-
-def passes(text: str) -> float:
-    """Return the share in the first tick's head line that the filter passes."""
-    (found,) = re.findall(r'  filter ".*" passes ([0-9.]+)', text.splitlines()[0])
-    return float(found)
-
-
-@pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[programs.Program, LiveSource]]:
-    """Run a mother and a daughter thread that wait all the time.
-
-    Also yields a source that watches them like -p.
-    """
-    file = tmp_path_factory.mktemp("named") / "named"
-    programs.build(file, NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="the daughter"')
-    with programs.running([file]) as child:
-        child.go_on_alone()
-        with watch.watching(Filters(pids=(child.pid,))) as live:
-            yield child, live.source
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("comm=mother", {"mother", "daughter"}),  # the name of the process matches too
-        ("thread=moth*", {"mother"}),
-        ("thread!=mother", {"daughter"}),
-        ("!daughter", {"mother"}),
-        ("DAUGHTER", {"daughter"}),
-        ('thread="the daughter",nobody', {"daughter"}),
-        ("cat=sleep", {"mother", "daughter"}),
-        ("stack=nap", {"mother", "daughter"}),
-        ("stack=main", {"mother"}),
-        ("comm=mother thread!=mother", {"daughter"}),
-        ("comm=nobody", set[str]()),
-        ("waiting>0.5", {"mother", "daughter"}),
-        ("waiting>5", set[str]()),
-        ("evs>20 thread!=mother", {"daughter"}),
-    ],
-)
-def test_tables_show_only_matches_and_the_head_line_their_share(
-    named: tuple[programs.Program, LiveSource], words: str, names: set[str]
-) -> None:
-    child, source = named
-    written, wanted = io.StringIO(), Wanted(parse(words), idle_shown=True, threads=True)
-    batch.run(source, watch.rules(), 400 * MS, 1, wanted, as_json=False, width=0, out=written)
-    out = written.getvalue()
-    assert f'  filter "{words}" passes ' in out.splitlines()[0]
-    rows = [row.split() for row in listed(out)]
-    rest = ["2", "more"] if words == "waiting>5" else []
-    assert rest == (rows.pop()[:2] if rest else [])
-    tids = {"mother": child.pid, "daughter": child.at["daughter"]}
-    assert {(int(pid), int(tid)) for pid, tid, *_ in rows} == {(child.pid, tids[name]) for name in names}
-    assert passes(out) == pytest.approx(2 if rest else len(names), abs=0.3)
-
-
-def test_row_terms_select_rows_and_the_rest_is_summed_up() -> None:
-    with (
-        waits.running("sleep", times=10_000, each_ms=5) as often,
-        waits.running("sleep", times=10_000, each_ms=100) as seldom,
-    ):
-        often.go()
-        seldom.go()
-        both = "-p", f"{often.pid},{seldom.pid}"
-        ended = command.run(*command.QUICK, "-bi", "-n", "1", "-d", "1", *both, "--filter", "evs>40")
-        assert (ended.status, ended.err) == (0, "")
-        assert '  filter "evs>40" passes ' in ended.out.splitlines()[0]
-        rows = [row.split() for row in listed(ended.out)]
-        assert [row[:2] for row in rows] == [[str(often.pid), "waits"], ["1", "more"]]
-        assert float(rows[0][2]) + float(rows[1][2]) == pytest.approx(passes(ended.out), abs=0.02)
-        refused = command.run(*command.QUICK, "--json", *both, "--filter", "evs>40")
-        assert (refused.status, refused.sentence[:14]) == (2, "--filter: evs>")
-
-
-@pytest.mark.variant
-def test_a_user_filter_selects_exactly_that_users_processes() -> None:
-    with ExitStack() as stack:
-        sleeping = {uid: stack.enter_context(asleep_as(uid)) for uid in (5, 54321)}
-        by_name, in_json = command.run_at_once(
-            [*command.QUICK, "-b", "-n", "1", "-d", "2", "-u", "games"],
-            [*command.QUICK, "--json", "-n", "1", "-d", "2", "-u", "54321", "--filter", "cat=sleep"],
-        )
-    (row,) = listed(by_name.out)
-    assert row.split()[:3] == [str(sleeping[5]), "sleep", "1.00"]
-    assert passes(by_name.out) == 1
-    tick = json.loads(in_json.out)
-    assert tick["filter"] == "user=54321 cat=sleep"
-    assert [thread["pid"] for thread in tick["threads"]] == [sleeping[54321]]
-    assert [part["name"] for part in tick["categories"]] == ["sleep"]
-
-
-@contextmanager
-def asleep_as(uid: int) -> Generator[int]:
-    """Run a process of this user that sleeps, and return its PID."""
-    with subprocess.Popen(["setpriv", f"--reuid={uid}", "--clear-groups", "sleep", "60"]) as child:
-        wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
-        try:
-            yield child.pid
-        finally:
-            child.kill()
 
 
 def test_filtered_json_matches_the_schema_and_has_complete_threads(live: Watch, published: Any) -> None:
@@ -605,81 +336,3 @@ def test_filtered_json_matches_the_schema_and_has_complete_threads(live: Watch, 
             assert sites_ns <= thread["offcpu_ns"]
         if "wait_sleep" in text:
             assert all("wait_sleep" in site["user"] for site in tick["sites"])
-
-
-@pytest.fixture(scope="module")
-def a_tick() -> Generator[tuple[HistoryTick, Names]]:
-    """Take a tick of the whole machine, with short waits and longer ones."""
-    with (
-        waits.running("sleep", times=10_000, each_ms=2) as short,
-        waits.running("sleep", times=10_000, each_ms=10) as long,
-        watch.watching(Filters(min_ns=5 * MS)) as live,
-    ):
-        short.go()
-        long.go()
-        history = History(watch.rules().idle, is_periodic)
-        history.add(live.last)
-        time.sleep(0.3)
-        live.tick()
-        kept = history.add(live.last)
-        assert kept
-        yield kept, live.source.names
-
-
-@pytest.mark.parametrize(
-    "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
-)
-def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[HistoryTick, Names], words: str) -> None:
-    kept, names = a_tick
-    cause_finder = CauseFinder(names, WITHOUT_RULES)
-    negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-    passed = [passing(kept, parse(text), cause_finder) for text in ("", words, negated)]
-    every, tick, others = [msgspec.to_builtins(tick_object(one, names, cause_finder)) for one in passed]
-    check_laws(every)
-    assert (every["filter"], every["left_out_ns"]) == (None, 0)
-    all_ns, passing_ns = total_ns(every), total_ns(tick)
-    assert all_ns == sum(thread["offcpu_ns"] for thread in every["threads"])
-    assert passing_ns > 0
-    assert passing_ns + tick["left_out_ns"] == all_ns
-    if words:
-        assert (total_ns(others), others["left_out_ns"]) == (tick["left_out_ns"], passing_ns)
-    for rows in ("threads", "sites"):
-        of_all: list[Tick] = [{**row, "user": []} for row in every[rows]]  # names may have arrived since
-        assert all({**row, "user": []} in of_all for row in tick[rows]), "rows are complete"
-
-
-def total_ns(tick: Tick) -> int:
-    return sum(part["total_ns"] for part in tick["categories"])
-
-
-def test_rows_are_in_the_requested_order_and_a_locale_without_utf8_gets_ascii(live: Watch) -> None:
-    no_utf8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ended = command.run(*command.QUICK, "-bi", "-n", "1", "-d", "0.3", "-o", "-name", env=no_utf8)
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out.isascii()
-    with selecting(live, Filters()):
-        by_pid = printed(live, Wanted(idle_shown=True, sort="PID"), as_json=False, ticks=1, delay_ns=300 * MS)
-    for text, cells, is_reverse in ((ended.out, slice(16, 32), True), (by_pid, slice(7), False)):
-        found = [row[cells] for row in listed(text) if row[:7].strip()]
-        assert len(found) > 2
-        assert found == sorted(found, reverse=is_reverse)
-
-
-def test_total_is_the_time_of_all_matches_since_the_start() -> None:
-    with waits.running("sleep", times=10_000, each_ms=2) as child, watch.watching_kernel_stacks() as live:
-        child.go()
-        history = History(watch.rules().idle, is_periodic)
-        history.add(live.last)
-        for _ in range(2):
-            live.tick(0.2)
-            history.add(live.last)
-        kept, ever = history.newest, history.since_start()
-        assert kept and ever
-        for threads in (False, True):
-            wanted = Wanted(parse("cat=sleep"), idle_shown=True, threads=threads, sort="TOTAL")
-            ticks = [passing(one, wanted.filter, CauseFinder(live.source.names, WITHOUT_RULES)) for one in (kept, ever)]
-            rows = waiters(ticks[0], wanted, ticks[1]).rows
-            times = [row.lifetime_ns for row in rows]
-            assert times == sorted(times, reverse=True)
-            mine = next(row for row in rows if row.pid == child.pid)
-            assert mine.part.total_ns < mine.lifetime_ns <= ever.span_ns
