@@ -7,7 +7,7 @@ from offtop.model.viewmodel.view import CATEGORIES, LIST, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import STUCK, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, column_titles, rows_of, screen, shown
-from tests.ui.test_stuck_keys import line_with
+from tests.ui.stuck_list import line_with
 
 
 def now_of(app: OfftopApp, panel: str) -> dict[str, str]:
