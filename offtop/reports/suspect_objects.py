@@ -70,5 +70,7 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         exact=hop.is_exact,
         what=printable(hop.what) or None,
         frozen_by=printable(hop.frozen_by) or None,
+        limited_by=printable(hop.limited_by) or None,
+        limit_bytes=hop.limit_bytes or None,
         quota_cpus=hop.quota_cpus or None,
     )

@@ -23,8 +23,10 @@ from offtop.model.values.blockers import (
     ELSEWHERE,
     FILE_SYSTEM,
     FROZEN_BY,
+    MEMORY_LIMIT,
     STOPPED_BY,
     Blocker,
+    limit_text,
     quota_of,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -167,6 +169,31 @@ def test_frozen_cgroup_is_named_by_the_file_that_keeps_it_frozen(live: Watch, ve
         stack.callback((group / file).write_text, thawed)
         blockers = found(live, ThreadKey(one.pid, one.pid))
         assert blockers == (Blocker(ELSEWHERE, 0, FROZEN_BY, True, str(group / file)),)
+
+
+HOGS = """
+import os, sys
+with open(f"{sys.argv[1]}/cgroup.procs", "w") as procs:
+    procs.write(str(os.getpid()))
+hog = bytearray(b"x") * (64 << 20)
+"""
+
+
+def test_memory_limit_is_named_by_its_file_and_size(live: Watch) -> None:
+    """Without an OOM killer, a thread waits until somebody raises the limit."""
+    top = next((one.point for one in mounted() if "memory" in one.controllers), None)
+    if top is None:
+        lacks("a memory controller of control groups of version 1, mounted")
+    group = Path(top, f"offtop-{os.getpid()}-full")
+    with ExitStack() as stack:
+        group.mkdir()
+        stack.callback(remove, group)
+        (group / "memory.limit_in_bytes").write_text(str(20 << 20))
+        (group / "memory.oom_control").write_text("1")
+        hog = stack.enter_context(child(sys.executable, "-c", HOGS, group))
+        blockers = found(live, ThreadKey(hog.pid, hog.pid))
+        limit = limit_text(20 << 20, str(group / "memory.limit_in_bytes"))
+        assert blockers == (Blocker(ELSEWHERE, 0, MEMORY_LIMIT, True, limit),)
 
 
 @pytest.mark.parametrize("kind", ["read-direct", "fsync"])

@@ -1,4 +1,4 @@
-"""Find where cgroups are mounted, which cgroup a process is in, its CPU quota, and what has frozen it.
+"""Find where cgroups are mounted, which cgroup a process is in, its CPU quota, a memory limit, and what has frozen it.
 
 A process is in one cgroup of each hierarchy, and /proc/PID/cgroup has a line for each: `0::PATH` for version 2, and
 `4:memory:PATH` for version 1. Machines have one of three layouts, which systemd calls unified (version 2 only), legacy
@@ -42,6 +42,18 @@ class Mount(NamedTuple):
     controllers: frozenset[str]
     """Super block options of version 1: controllers, the hierarchy's name as `name=systemd`, and other options."""
     is_v2: bool
+
+
+_REACHED = 0.9
+"""Share of a memory limit from which on it counts as reached: a moment ago, the kernel freed memory."""
+
+
+class MemoryLimit(NamedTuple):
+    """A limit of a cgroup's memory."""
+
+    file: Path
+    """The file that sets it."""
+    bytes: int
 
 
 class Quota(NamedTuple):
@@ -162,6 +174,37 @@ def frozen_by(content: bytes, mounts: Sequence[Mount]) -> Path | None:
                 if read_content(directory / asked).strip() == b"1":
                     return directory / file
     return None
+
+
+def reached_memory_limit(content: bytes, mounts: Sequence[Mount]) -> MemoryLimit | None:
+    """Memory limit that a process has reached, from the content of its /proc/PID/cgroup; None if it has reached none.
+
+    It is that of its own cgroup, or of the nearest ancestor: `memory.limit_in_bytes` of version 1
+    (Documentation/admin-guide/cgroup-v1/memory.rst), or the lower one of `memory.high` and `memory.max` of version 2.
+    """
+    for hierarchies, path in lines_of(content):
+        for mount in mounts:
+            is_v1 = "memory" in hierarchies and "memory" in mount.controllers
+            if not is_v1 and (hierarchies or not mount.is_v2):
+                continue
+            usage = "memory.usage_in_bytes" if is_v1 else "memory.current"
+            names = ["memory.limit_in_bytes"] if is_v1 else ["memory.high", "memory.max"]
+            for directory, _ in _upwards(path, mount):
+                used = _number_in(directory / usage)
+                limits = [
+                    MemoryLimit(directory / name, limit)
+                    for name in names
+                    if (limit := _number_in(directory / name)) and used >= _REACHED * limit
+                ]
+                if limits:
+                    return min(limits, key=lambda one: one.bytes)
+    return None
+
+
+def _number_in(file: Path) -> int:
+    """Read a file with one number; 0 if it is not there, or has a word such as `max`."""
+    text = read_content(file).strip()
+    return int(text) if text.isdigit() else 0
 
 
 def _upwards(path: str, mount: Mount) -> Iterator[tuple[Path, str]]:

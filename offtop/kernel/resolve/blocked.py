@@ -35,7 +35,7 @@ _YOUNGEST_NS = NS_PER_S // 20
 futex or a lease, for which a thread waits only a few ms at a time."""
 _TRACED = 0x8
 """State of a thread (include/linux/sched.h)."""
-_MOST, _MOST_POLLS, _MOST_OF_DISKS, _MOST_STOPPED = 2048, 512, 256, 256
+_MOST, _MOST_POLLS, _MOST_OF_DISKS, _MOST_OF_CGROUPS = 2048, 512, 256, 256
 _MOST_STACKS = 16_384
 WORD = (1 << 64) - 1
 
@@ -97,14 +97,14 @@ def blocked(
     in_fuse: StacksIn,
     in_tcp: StacksIn,
     in_disk: Callable[[int], bool],
-    is_stopped: Callable[[int], bool],
+    of_cgroup: Callable[[int], bool],
 ) -> tuple[list[Blocked], int]:
     """Return the waits for which a finder may find a blocker, and how many more such waits there are.
 
     `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
-    `in_fuse`, `in_tcp`, `in_disk` and `is_stopped`: kernel stacks (ids) that wait for a FUSE server, for data of a TCP
-    connection, for a disk, and to be continued. The oldest ones are returned; but of waits for any of several
-    descriptors, which are mostly those of idle servers, the newest.
+    `in_fuse`, `in_tcp`, `in_disk` and `of_cgroup`: kernel stacks (ids) that wait for a FUSE server, for data of a TCP
+    connection, for a disk, and for a change of their cgroup, to be thawed or to have memory again. The oldest ones are
+    returned; but of waits for any of several descriptors, which are mostly those of idle servers, the newest.
     """
     rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
@@ -116,8 +116,8 @@ def blocked(
     is_lock |= np.isin(rows[:, KERNEL], [one for one in kernels if one in in_fuse])
     in_data = np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
     of_disks = _by_age(rows[in_progress & is_old & np.isin(rows[:, KERNEL], [one for one in kernels if in_disk(one)])])
-    stopped = _by_age(
-        rows[in_progress & is_old & np.isin(rows[:, KERNEL], [one for one in kernels if is_stopped(one)])]
+    of_cgroups = _by_age(
+        rows[in_progress & is_old & np.isin(rows[:, KERNEL], [one for one in kernels if of_cgroup(one)])]
     )
     locks = _by_age(rows[in_progress & is_lock])
     receives = _by_age(rows[in_progress & is_old & in_data & _in_calls(rows, *RECEIVES)])
@@ -137,7 +137,7 @@ def blocked(
             *receives[:_MOST].tolist(),
             *polls[-_MOST_POLLS:].tolist(),
             *of_disks[:_MOST_OF_DISKS].tolist(),
-            *stopped[:_MOST_STOPPED].tolist(),
+            *of_cgroups[:_MOST_OF_CGROUPS].tolist(),
         )
     ]
     return found, sum(max(0, len(some) - _MOST) for some in (locks, receives))

@@ -23,6 +23,7 @@ from offtop.kernel.resolve.file_locks import FileLocks
 from offtop.kernel.resolve.freezers import Freezers
 from offtop.kernel.resolve.fuse_servers import FuseServers
 from offtop.kernel.resolve.gil import Gils
+from offtop.kernel.resolve.memory_limits import MemoryLimits
 from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.tracers import Tracers
@@ -69,10 +70,11 @@ class BlockersWorker:
         self._disks = Disks(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._file_locks = FileLocks(self._reads)
-        self._freezers = Freezers(catalog)
+        self._freezers, self._memory_limits = Freezers(catalog), MemoryLimits(catalog)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
             Tracers(self._reads).find,
             self._freezers.find,
+            self._memory_limits.find,
             self._mutexes.find,
             self._file_locks.find,
             Children(self._reads).find,
@@ -112,7 +114,7 @@ class BlockersWorker:
             self._fuse.stacks,
             self._upstreams.stacks,
             self._disks.waits_for_disk,
-            self._freezers.is_stopped,
+            self._may_be_of_cgroup,
         )
         ready = self._wanting_quota(waiting)
         if not asked and not self._found and not ready:
@@ -146,6 +148,10 @@ class BlockersWorker:
             wanting = np.isin(rows[:, KERNEL], throttled)
         pids: list[int] = np.unique(rows[wanting, 0]).tolist()
         return [pid for pid in pids if pid not in PSEUDO_PIDS]
+
+    def _may_be_of_cgroup(self, kernel: int) -> bool:
+        """Return whether a setting of its cgroup may keep a thread at a kernel stack waiting."""
+        return self._freezers.is_stopped(kernel) or kernel in self._memory_limits.stacks
 
     def _is_throttle(self, kernel: int) -> bool:
         return self._catalog.stack(kernel).category == THROTTLE

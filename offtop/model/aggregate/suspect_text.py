@@ -35,7 +35,7 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names, nameless
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE
-from offtop.units import NS_PER_S, duration, threads, times
+from offtop.units import NS_PER_S, duration, size, threads, times
 
 _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
@@ -89,7 +89,8 @@ _STOPPED_NEXT: Mapping[str, str] = {
     "stop-signal": "what stopped it; to continue it: kill -CONT {pid}",
     "frozen-cgroup": "what froze it: cgroup.freeze or freezer.state of the cgroups in /proc/{pid}/cgroup and above",
 }
-_FREEZER_MOUNT = re.compile(r"/sys/fs/cgroup(/unified|/[^/]*freezer[^/]*)?(?=/)")
+_V1_FILES = ("freezer.state", "memory.limit_in_bytes")
+_V1_MOUNT, _V2_MOUNT = re.compile(r"/sys/fs/cgroup/[^/]+(?=/)"), re.compile(r"/sys/fs/cgroup(/unified)?(?=/)")
 """Where cgroup hierarchies are usually mounted."""
 _LONGEST_PATH = 40
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
@@ -143,10 +144,11 @@ def of_several(does: str) -> str:
     return " ".join(filter(None, ("are" if verb == "is" else verb.removesuffix("s"), rest)))
 
 
-def cgroup_of_freezer(file: str) -> str:
-    """Return the path of the cgroup that a file freezes, in its hierarchy if that is mounted at the usual place."""
-    group = file.rpartition("/")[0]
-    return short_path(group.removeprefix(found[0]) if (found := _FREEZER_MOUNT.match(group)) else group)
+def cgroup_of_file(file: str) -> str:
+    """Return the path of the cgroup that has a file, in its hierarchy if that is mounted at the usual place."""
+    group, _, name = file.rpartition("/")
+    mount = _V1_MOUNT if name in _V1_FILES else _V2_MOUNT
+    return short_path(group.removeprefix(found[0]) if (found := mount.match(group)) else group)
 
 
 def short_path(cgroup: str) -> str:
@@ -217,6 +219,9 @@ class SuspectTexts:
             rule = rule.general
         if hop.state == CONNECT and hop.what:
             return f"{rule.name} at {hop.what}" if rule and rule.id != CONNECT else f"{_WAITS[CONNECT]} to {hop.what}"
+        if hop.limited_by:
+            limit = hop.limited_by.rpartition("/")[2]
+            return f"memory of {cgroup_of_file(hop.limited_by)}, at its {limit} of {size(hop.limit_bytes)}"
         return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)
 
     def waited_for(self, one: Suspect) -> str:
@@ -242,7 +247,7 @@ class SuspectTexts:
 
     def _stopped(self, hop: Hop) -> str:
         if hop.frozen_by:
-            return f"is frozen by its cgroup {cgroup_of_freezer(hop.frozen_by)}"
+            return f"is frozen by its cgroup {cgroup_of_file(hop.frozen_by)}"
         rule = self.rule(hop)
         return _STOPPED.get(rule.id if rule else "", _DOES[STOPPED])
 
@@ -341,6 +346,8 @@ class SuspectTexts:
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
+        if waiter.limited_by:
+            return f"what uses it (memory.stat beside the limit); the limit: {shlex.quote(waiter.limited_by)}"
         rule = self.rule(waiter)
         return with_pid(rule.next, waiter.key.pid) if rule else ""
 

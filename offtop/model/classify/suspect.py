@@ -53,6 +53,9 @@ class Hop(NamedTuple):
     """How many other programs have threads that wait for the same."""
     frozen_by: str = ""
     """Path of the file by which the cgroup of that thread is frozen; empty if it is not, or unknown. Raw."""
+    limited_by: str = ""
+    """Path of the file of the memory limit that the cgroup of that thread has reached; empty if none is known. Raw."""
+    limit_bytes: int = 0
     quota_cpus: float = 0.0
     """How many CPUs the quota allows for which the threads wait; 0: unknown, or they do not wait for one."""
 

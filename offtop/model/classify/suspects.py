@@ -33,7 +33,7 @@ from offtop.model.classify.suspect import (
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_edges import Edge, Floats, Passed
 from offtop.model.classify.wait_graph import IDLE, LOCKS, UNMEASURED, Node
-from offtop.model.values.blockers import FROZEN_BY, KERNEL_LOCK, WAKER
+from offtop.model.values.blockers import FROZEN_BY, KERNEL_LOCK, MEMORY_LIMIT, WAKER, limit_of
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import Ints
@@ -368,6 +368,7 @@ class _Ends:
         what, quota_cpus = self._address(rows[rows >= 0]) if oldest.state == CONNECT else "", 0.0
         if oldest.state == THROTTLE:
             quota_cpus, what = self._activity.quotas.get(oldest.key.pid, (0.0, ""))
+        limit_bytes, limited_by = limit_of(self._of_cgroup(oldest.key, MEMORY_LIMIT))
         return Hop(
             oldest.key,
             program,
@@ -379,9 +380,12 @@ class _Ends:
             self._snapshot.titles.get(oldest.key.pid, ""),
             what=what,
             unread=unread,
-            frozen_by=self._frozen_by(oldest.key) if oldest.state == STOPPED else "",
+            frozen_by=self._of_cgroup(oldest.key, FROZEN_BY) if oldest.state == STOPPED else "",
+            limited_by=limited_by,
+            limit_bytes=limit_bytes,
             quota_cpus=quota_cpus,
         )
 
-    def _frozen_by(self, key: ThreadKey) -> str:
-        return next((one.what for one in self._snapshot.blockers.get(key, ()) if one.via == FROZEN_BY), "")
+    def _of_cgroup(self, key: ThreadKey, via: str) -> str:
+        """Return what is known of a setting of the thread's cgroup."""
+        return next((one.what for one in self._snapshot.blockers.get(key, ()) if one.via == via), "")

@@ -25,11 +25,11 @@ from offtop.model.values.blockers import (
     DISK_WAITS,
     ELSEWHERE,
     FILE_LOCK,
-    FROZEN_BY,
     GIL,
     KERNEL_LOCK,
     LOOKUP,
     MUTEX,
+    OF_CGROUP,
     PIPE,
     SOCKET,
     STOPPED_BY,
@@ -291,9 +291,7 @@ class _Builder:
         known = self._snapshot.blockers.get(key, ())
         if self._nodes.category(row) == STOPPED:  # whatever its system call is waiting for
             return [one for one in known if one.via == STOPPED_BY]
-        known = tuple(
-            one for one in known if one.via != FROZEN_BY
-        )  # found while it was frozen in the middle of this wait
+        known = tuple(one for one in known if one.via not in OF_CGROUP)
         holder = self._waits.holders.get(key)
         if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)

@@ -11,7 +11,8 @@ from offtop.model.values.catalog import ThreadKey
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
-BACKLOG, CPU_QUOTA, DISK, DISK_USER, FROZEN_BY = "backlog", "cpu-quota", "disk", "disk-user", "frozen-by"
+BACKLOG, CPU_QUOTA, DISK, DISK_USER = "backlog", "cpu-quota", "disk", "disk-user"
+FROZEN_BY, MEMORY_LIMIT = "frozen-by", "memory-limit"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
@@ -32,6 +33,7 @@ VIA: Mapping[str, str] = {
     DISK_USER: "has most of the requests to the disk of the file",
     CPU_QUOTA: "is in a cgroup that used up its CPU quota",
     FROZEN_BY: "has frozen the cgroup of the thread",
+    MEMORY_LIMIT: "limits the memory of the cgroup of the thread",
 }
 """How offtop knows what must act."""
 DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
@@ -40,8 +42,10 @@ may be for another file, or for a program that handles it (userfaultfd)."""
 ELSEWHERE = 0
 """PID of a blocker that is no process here: on another machine, or behind an address that is translated, and `what` is
 the address; or a disk (DISK), and `what` is its name; or a frozen cgroup (FROZEN_BY), and `what` is the path of
-the file that keeps it frozen."""
-NO_PROCESS = frozenset((ANSWER, DISK, FROZEN_BY))
+the file that keeps it frozen; or a memory limit (MEMORY_LIMIT), and `what` is a `limit_text`."""
+OF_CGROUP = frozenset((FROZEN_BY, MEMORY_LIMIT))
+"""How a blocker is known that is a setting of a cgroup."""
+NO_PROCESS = frozenset((ANSWER, DISK)) | OF_CGROUP
 """How a blocker may be known that is ELSEWHERE."""
 
 
@@ -79,3 +83,14 @@ def quota_of(text: str) -> tuple[float, str]:
         return (0.0, text) if text.startswith("/") else (float(cpus), cgroup)
     except ValueError:
         return 0.0, text
+
+
+def limit_text(limit_bytes: int, file: str) -> str:
+    """Return `1048576 /sys/fs/cgroup/app/memory.max`: a memory limit in bytes, and the path of its file."""
+    return f"{limit_bytes} {file}"
+
+
+def limit_of(text: str) -> tuple[int, str]:
+    """Return the number and path in a `limit_text`; 0 and an empty path if it is none."""
+    number, _, file = text.partition(" ")
+    return (int(number), file) if number.isdecimal() and file else (0, "")

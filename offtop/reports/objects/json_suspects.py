@@ -48,6 +48,9 @@ class Hop(Struct, frozen=True, kw_only=True):
     """How many CPUs that quota allows; null: unknown, or they wait for something else."""
     frozen_by: str | None
     """File by which the cgroup of that thread is frozen; null: it is not frozen, or that is unknown."""
+    limited_by: str | None
+    """File of the memory limit that the cgroup of that thread has reached; null: none, or unknown."""
+    limit_bytes: Count | None
 
 
 class Suspect(Struct, frozen=True, kw_only=True):

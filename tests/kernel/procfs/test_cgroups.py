@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.kernel.procfs.cgroups import (
+    MemoryLimit,
     Mount,
     Quota,
     cgroup_of,
@@ -25,6 +26,7 @@ from offtop.kernel.procfs.cgroups import (
     mounts_of,
     quota_at,
     quota_of,
+    reached_memory_limit,
 )
 from offtop.kernel.procfs.processes import reading
 from tests.conftest import lacks
@@ -175,6 +177,35 @@ def test_a_process_is_frozen_by_its_cgroup_or_the_nearest_ancestor_that_is_froze
     assert frozen_by(content, (*V2, v1)) == (Path(file) if file else None)
     assert frozen_by(b"", (*V2, v1)) is None
     assert frozen_by(content, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("used", "limits", "reached"),
+    [
+        ({}, {}, None),
+        ({"v2/a/b": 100}, {"v2/a/b/memory.max": "max", "v2/a/b/memory.high": "max"}, None),
+        ({"v2/a/b": 89}, {"v2/a/b/memory.max": "100"}, None),
+        ({"v2/a/b": 90}, {"v2/a/b/memory.max": "100"}, "v2/a/b/memory.max"),
+        ({"v2/a/b": 200}, {"v2/a/b/memory.max": "200", "v2/a/b/memory.high": "190"}, "v2/a/b/memory.high"),
+        ({"v2/a/b": 50, "v2/a": 100}, {"v2/a/b/memory.max": "80", "v2/a/memory.max": "100"}, "v2/a/memory.max"),
+        ({"v2/a/b": 80, "v2/a": 100}, {"v2/a/b/memory.max": "80", "v2/a/memory.max": "100"}, "v2/a/b/memory.max"),
+        ({"v1/x": 100}, {"v1/x/memory.limit_in_bytes": "100"}, "v1/x/memory.limit_in_bytes"),
+        ({"v1/x": 100}, {"v1/x/memory.limit_in_bytes": str((1 << 63) - 4096)}, None),
+    ],
+)
+def test_memory_limit_that_is_reached_is_that_of_the_nearest_cgroup(
+    made_up: Path, used: dict[str, int], limits: dict[str, str], reached: str | None
+) -> None:
+    for directory, number in used.items():
+        name = "memory.current" if directory.startswith("v2") else "memory.usage_in_bytes"
+        (made_up / directory / name).write_text(f"{number}\n")
+    for file, limit in limits.items():
+        (made_up / file).write_text(f"{limit}\n")
+    v1 = Mount("v1", "/", frozenset({"rw", "memory"}), is_v2=False)
+    content = b"4:memory:/x/y\n0::/a/b\n"
+    found = reached_memory_limit(content, (*V2, v1))
+    assert found == (MemoryLimit(Path(reached), int(limits[reached])) if reached else None)
+    assert reached_memory_limit(content, ()) is None
 
 
 def test_a_file_longer_than_one_read_is_read_to_its_end(made_up: Path) -> None:

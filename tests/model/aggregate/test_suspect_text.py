@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.aggregate.suspect_text import SuspectTexts, cgroup_of_freezer, of_several
+from offtop.model.aggregate.suspect_text import SuspectTexts, cgroup_of_file, of_several
 from offtop.model.classify.suspect import HOLDER, Hop, Suspect
 from offtop.model.values.blockers import (
     ANSWER,
@@ -14,6 +14,7 @@ from offtop.model.values.blockers import (
     FROZEN_BY,
     GIL,
     KERNEL_LOCK,
+    MEMORY_LIMIT,
     MUTEX,
     PIPE,
     SOCKET,
@@ -21,6 +22,7 @@ from offtop.model.values.blockers import (
     UPSTREAM,
     WAKER,
     Blocker,
+    limit_text,
     quota_text,
 )
 from offtop.model.values.catalog import Details, ThreadKey
@@ -321,11 +323,13 @@ def test_debugger_is_named_with_the_process_that_it_has_stopped() -> None:
         ("/sys/fs/cgroup/system.slice/cgroup.freeze", "/system.slice"),
         ("/sys/fs/cgroup/unified/a/cgroup.freeze", "/a"),
         ("/sys/fs/cgroup/cpu,freezer/a/b/freezer.state", "/a/b"),
+        ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "/a"),
+        ("/sys/fs/cgroup/memory-hog/b/memory.max", "/memory-hog/b"),
         ("/mnt/groups/a/cgroup.freeze", "/mnt/groups/a"),
     ],
 )
-def test_cgroup_of_a_freezer_has_its_path_in_the_hierarchy(file: str, group: str) -> None:
-    assert cgroup_of_freezer(file) == group
+def test_cgroup_of_a_file_has_its_path_in_the_hierarchy(file: str, group: str) -> None:
+    assert cgroup_of_file(file) == group
 
 
 def test_deadlock_names_all_threads_and_locks() -> None:
@@ -413,6 +417,19 @@ def test_quota_is_named_by_its_size_and_cgroup_which_is_no_name_of_the_suspect(
     (one,) = machine.found(3).suspects
     assert (one.end.what, one.end.quota_cpus, one.name.what) == (cgroup, cpus, "")
     assert of_several(texts_of(machine).does(one.end)) == f"wait for the CPU quota of {quota}"
+
+
+def test_memory_limit_is_named_by_its_file_size_and_cgroup() -> None:
+    machine = Machine()
+    file = "/sys/fs/cgroup/a b/memory.high"
+    for pid in (30, 31, 32):
+        waiter = machine.waits("svc", pid, "reclaim", 2, kernel="mem_cgroup_handle_over_high")
+        machine.held(waiter, Blocker(ELSEWHERE, 0, MEMORY_LIMIT, True, limit_text(20 << 20, file)))
+    ((says, then),) = sentences(machine, 3)
+    assert says == "3 svc wait for memory of /a b, at its memory.high of 20MB (2.00s)"
+    assert then == "what uses it (memory.stat beside the limit); the limit: '/sys/fs/cgroup/a b/memory.high'"
+    (one,) = machine.found(3).suspects
+    assert (one.end.limited_by, one.end.limit_bytes, one.name.what) == (file, 20 << 20, "")
 
 
 def test_holder_of_a_lock_that_waits_for_its_quota_has_the_quota() -> None:

@@ -20,6 +20,7 @@ from offtop.model.values.blockers import (
     FROZEN_BY,
     GIL,
     KERNEL_LOCK,
+    MEMORY_LIMIT,
     MUTEX,
     PIPE,
     SOCKET,
@@ -109,13 +110,15 @@ def test_stopped_thread_waits_for_what_has_stopped_it_only() -> None:
     assert edges_of(graph, traced) == [(ThreadKey(30, 30), STOPPED_BY, True)]
 
 
-def test_what_has_frozen_a_thread_is_no_node() -> None:
+def test_a_setting_of_a_cgroup_is_no_node() -> None:
     machine = Machine()
     frozen, thawed = machine.waits("sh", 10, "stopped"), machine.waits("sh", 11, "pipe")
     for one in (frozen, thawed):  # that of the other was found before it was thawed, in the middle of the same wait
         machine.held(one, Blocker(ELSEWHERE, 0, FROZEN_BY, True, "/sys/fs/cgroup/a/cgroup.freeze"))
+    limited = machine.waits("sh", 12, "reclaim")
+    machine.held(limited, Blocker(ELSEWHERE, 0, MEMORY_LIMIT, True, "4096 /sys/fs/cgroup/a/memory.max"))
     graph = machine.graph()
-    assert [edges_of(graph, one) for one in (frozen, thawed)] == [[], []]
+    assert [edges_of(graph, one) for one in (frozen, thawed, limited)] == [[], [], []]
 
 
 def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:
