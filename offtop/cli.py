@@ -16,7 +16,8 @@ from types import FrameType
 from typing import NoReturn
 
 from offtop import faults, paths
-from offtop.commands import options, recordings, run
+from offtop.commands import export, options, pages, record, recordings, run
+from offtop.commands.output import flushed_output
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.printable import printable
 
@@ -123,7 +124,7 @@ def _unknown_command_text(word: str) -> str:
 
 
 def _record(arguments: Sequence[str]) -> int:
-    return run.record(options.record().parse_args(arguments))
+    return record.record(options.record().parse_args(arguments))
 
 
 def _replay(arguments: Sequence[str]) -> int:
@@ -136,15 +137,15 @@ def _demo(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> int:
-    return run.report(options.report().parse_args(arguments))
+    return pages.report(options.report().parse_args(arguments))
 
 
 def _export(arguments: Sequence[str]) -> int:
-    return run.export(options.export().parse_intermixed_args(arguments))
+    return export.export(options.export().parse_intermixed_args(arguments))
 
 
 def _diff(arguments: Sequence[str]) -> int:
-    return run.diff(options.diff().parse_args(arguments))
+    return pages.diff(options.diff().parse_args(arguments))
 
 
 def _agent(arguments: Sequence[str]) -> int:
@@ -160,7 +161,7 @@ def _fleet(arguments: Sequence[str]) -> int:
 
 
 def _rules(arguments: Sequence[str]) -> int:
-    return run.rules(options.rules().parse_args(arguments))
+    return pages.rules(options.rules().parse_args(arguments))
 
 
 def _doctor(arguments: Sequence[str]) -> int:
@@ -168,7 +169,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
     as_json = options.doctor().parse_args(arguments).json
     checks = doctor.checks()
-    with run.flushed_output():
+    with flushed_output():
         print(doctor.as_json(checks) if as_json else doctor.render(checks))
     return doctor.status(checks)
 
@@ -177,7 +178,7 @@ def _schema(arguments: Sequence[str]) -> int:
     from offtop.reports.schema import schema
 
     options.schema().parse_args(arguments)
-    with run.flushed_output():
+    with flushed_output():
         print(json.dumps(schema(), indent=2))
     return 0
 

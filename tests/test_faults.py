@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from offtop import cli, faults
-from offtop.commands import run
+from offtop.commands import pages
 from offtop.kernel.bpf import libbpf
 from offtop.ui.actions import exports
 from tests.ui.scripted import SHOP, ScriptedSource
@@ -43,7 +43,7 @@ def test_lack_of_memory_during_imports_prints_one_sentence() -> None:
 def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "report", broken)
+    monkeypatch.setattr(pages, "report", broken)
     with pytest.raises(SystemExit) as left:
         cli.main(["report", "a.offtop"])
     assert left.value.code == 1
@@ -66,7 +66,7 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
 def test_only_errors_of_writing_blame_the_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
 ) -> None:
-    monkeypatch.setattr(run, "report", mock.Mock(side_effect=error))
+    monkeypatch.setattr(pages, "report", mock.Mock(side_effect=error))
     monkeypatch.setattr(cli, "_drop_output", mock.Mock())
     with pytest.raises(SystemExit) as left:
         cli.main(["report", "a.offtop"])

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from offtop.commands import choices, option_groups
-from offtop.commands.run import flushed_output, warn_of_batch_mode, why_no_screen
+from offtop.commands.output import flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.remote.ssh import as_root, ssh_words
 from offtop.units import NS_PER_S

@@ -1,4 +1,4 @@
-"""Run the commands: open a source, and send it to the screen, to batch output, or to a file.
+"""Show this machine, another one or a recording, on the screen or as text.
 
 Batch modes never import Textual. bcc compiles in a child process while the screen's modules are imported.
 """
@@ -6,31 +6,27 @@ Batch modes never import Textual. bcc compiles in a child process while the scre
 import argparse
 import contextlib
 import importlib
-import os
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offtop.commands import choices, hosts, recordings, saved_files, sources
+from offtop.commands import choices, hosts, recorded, saved_files, sources
+from offtop.commands.output import flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, OutlierFoundError, UsageError, warn
 from offtop.export.folded import Style
-from offtop.feed.source import Recorded, Source
+from offtop.feed.source import Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify import categories
-from offtop.model.values.disks import LIST_MODES, LIST_NOUNS
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
 from offtop.printable import printable
 from offtop.reports import batch
 from offtop.reports.wanted import Wanted
-from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not imported at run time, so that --help is fast
-    from offtop.export.profile import Profile
     from offtop.feed.outlier_actions import OutlierActions
     from offtop.model.values.outlier import Group
     from offtop.model.viewmodel.view import View
@@ -38,15 +34,6 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.recording.writer import Recorder
     from offtop.settings.config import Loaded
     from offtop.settings.rule_files import RuleFiles
-
-STREAM = "-"
-"""In place of the file of a recording: write a stream to stdout."""
-_EXPORT_TICKS = 10
-_RULES_TICKS = 5
-_DELETION_NS = 60 * NS_PER_S
-"""How often `offtop record --directory` deletes old recordings."""
-_RECORD_NS, _RECORD_BYTES = 5 * NS_PER_S, 1 << 20
-"""Limits of the history in `offtop record`, which needs it only to judge outliers."""
 
 
 def show_config(args: argparse.Namespace) -> int:
@@ -84,7 +71,7 @@ def show_live(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(choices.rule_files(rules, loaded, owner))
         baseline = _baseline(args, rules, files, loaded)
-        counted = "" if view and args.stuck else _listed_mode(loaded)
+        counted = "" if view and args.stuck else recorded.listed_mode(loaded)
         if args.host is None:
             triggers = outlier_actions.texts
             live = sources.live(rules, filters, args, loaded, counted=counted, triggers=triggers)
@@ -148,7 +135,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
         choices.rule_files(rules, loaded, owner) as files,
         contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
-        _check_recorded(source, args.mode)
+        recorded.check_lists(source, args.mode)
         view = None
         keymap: Mapping[str, str] = {}
         if no_screen is None:
@@ -156,7 +143,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
             keymap, kept = choices.keymap(loaded), kept.checked()
         baseline = _baseline(args, rules, files, loaded)
         if args.begin is not None:
-            source.go_to(_parse_time(args.begin, source.recorded))
+            source.go_to(recorded.parse_time(args.begin, source.recorded))
         pause_at_ns = None
         if args.at is not None:
             first = _first_outlier(source, path)
@@ -207,233 +194,6 @@ def _view_of_outlier(view: "View", group: "Group", rules: categories.Categories)
     return panes.around_outlier(view, which(group), one.wait.site.thread if one.wait else None, category)
 
 
-def record(args: argparse.Namespace) -> int:
-    """Record this machine to a file, without output; or stream it to stdout."""
-    from offtop.feed.pace import Pace
-    from offtop.feed.suspect_watch import SuspectWatch, history_for
-    from offtop.model.classify.cause_finder import CauseFinder
-    from offtop.recording import writer
-
-    if args.output == STREAM:
-        from offtop.commands import streaming
-
-        return streaming.record(args)
-    if args.stream_version is not None:
-        raise UsageError("--stream-version is about the stream. Add --output -, or omit it")
-    rules = choices.category_rules()
-    loaded, owner = choices.load(args)
-    filters = sources.filters(args, loaded)
-    outlier_actions = choices.outlier_actions(loaded, rules, owner)
-    keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
-    if args.directory is not None:  # before the first tick, because the disk may be full
-        recordings.delete_oldest(Path(args.directory), keep_ns, most_bytes, owner)
-    with (
-        choices.rule_files(rules, loaded, owner) as files,
-        sources.live(
-            rules, filters, args, loaded, counted=_listed_mode(loaded), triggers=outlier_actions.texts
-        ) as source,
-    ):
-        recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
-        cause_finder = CauseFinder(source.names, files)
-        suspects = SuspectWatch(source, choices.suspect_weights(), files)
-        history = history_for(rules, cause_finder, suspects, _RECORD_NS, _RECORD_BYTES)
-        pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
-        pace.recorder, pace.alarm = recorder, outlier_actions.alarm
-        try:
-            warn(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
-            first_ns = next_deletion_ns = 0
-            for number, kept in enumerate(pace.ticks(), 1):
-                if args.directory is not None and kept.at_ns >= next_deletion_ns:
-                    recordings.delete_oldest(recorder.path.parent, keep_ns, most_bytes, owner, recorder.path)
-                    next_deletion_ns = kept.at_ns + _DELETION_NS
-                first_ns = first_ns or kept.at_ns - kept.span_ns
-                has_lasted = args.duration is not None and kept.at_ns - first_ns >= args.duration
-                if has_lasted or number == args.iterations or recorder.failure:
-                    break
-        except KeyboardInterrupt:
-            warn("")  # the terminal has echoed ^C without a newline
-        finally:
-            summary = recorder.close()
-            if not recorder.failure:
-                warn(f"offtop: {summary}")
-        if recorder.failure:
-            raise OfftopError(f"{recorder.failure}. What was written before can be replayed")
-    return 0
-
-
-def report(args: argparse.Namespace) -> int:
-    """Print a recording on one page."""
-    from offtop.recording.replay import RecordedSource
-    from offtop.reports import recording_page
-
-    rules = choices.category_rules()
-    loaded, owner = choices.load(args)
-    path, weights = recordings.named(args.file), choices.suspect_weights()
-    with (
-        choices.rule_files(rules, loaded, owner) as files,
-        contextlib.closing(RecordedSource(path, categories=rules.ids)) as source,
-        flushed_output(),
-    ):
-        recording_page.write(source, path.name, rules, args.width, sys.stdout, files, weights)
-    return 0
-
-
-def _parse_time(text: str, recorded: Recorded, option: str = "--begin") -> int:
-    from offtop.units import parse_moment
-
-    began_ns, ended_ns = recorded.began_ns, recorded.ended_ns
-    try:
-        at_ns = parse_moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
-        if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:
-            first, last = (
-                datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)
-            )
-            raise UsageError(f"{option}: the recording is from {first} to {last}. Give a time within it")
-        return at_ns
-    except ValueError:
-        raise UsageError(
-            f"{option}: '{printable(text)}' is not a time. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)"
-        ) from None
-
-
-def rules(args: argparse.Namespace) -> int:
-    """Check the cause rules, and print what each matches."""
-    from offtop.reports import rules_page
-
-    known = choices.category_rules()
-    loaded, owner = choices.load(args)
-    with choices.rule_files(known, loaded, owner) as files, flushed_output():
-        print("\n".join(rules_page.checked(files)), flush=True)
-        if args.check:
-            return 0
-        settings = loaded.settings
-        if args.file:
-            from offtop.recording.replay import RecordedSource
-            from offtop.reports.whole import EVER_NS
-
-            file = RecordedSource(recordings.named(args.file), categories=known.ids, keep_ns=EVER_NS)
-            with contextlib.closing(file) as recording:
-                rules_page.write(recording, known, files, settings.delay_ns, args.iterations, sys.stdout)
-            return 0
-        filters = sources.filters(args, loaded)
-        with sources.live(known, filters, args, loaded) as source:
-            rules_page.write(source, known, files, settings.delay_ns, args.iterations or _RULES_TICKS, sys.stdout)
-    return 0
-
-
-def export(args: argparse.Namespace) -> int:
-    """Convert a recording, or the next seconds of this machine, to another format."""
-    from offtop.reports import exports
-
-    known = choices.category_rules()
-    chosen = choices.export_filter(args.filter, known, has_rows=args.mode in LIST_MODES)
-    if not args.file and (args.begin or args.end):
-        raise UsageError("--begin and --end need a recording. Name one, or omit them")
-    chosen = choices.with_user(args.user or "", chosen)
-    loaded, owner = choices.load(args)
-    settings = loaded.settings
-    mode = args.mode or (OFFCPU if args.file else settings.wait_mode)
-
-    style = Style(args.delimiter, args.per)
-    if args.format == exports.TIMELINE and not args.file:
-        raise UsageError("perfetto needs a recording with outliers. Name one; offtop record writes it")
-    if args.format == exports.TIMELINE and mode in LIST_MODES:
-        raise UsageError(f"perfetto has outliers, and no {LIST_NOUNS[mode]}. Use svg or speedscope, or omit --mode")
-    if args.format == exports.TIMELINE and chosen.chooses_waits:
-        raise UsageError("perfetto always has all outliers. Omit --filter and -u, or select with --begin and --end")
-    exports.check(args.format, args.baseline is not None, args.output or "", style)
-    if args.file is None and chosen.needs_wakers and mode == OFFCPU:
-        raise UsageError("--filter needs wakers, which mode offcpu does not record. Add --mode wakeup")
-
-    ticks: int | None = args.iterations or (None if args.file else _EXPORT_TICKS)
-    with choices.rule_files(known, loaded, owner) as files, flushed_output():
-
-        def profile_of(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
-            idle, delay_ns = settings.idle, settings.delay_ns
-            if mode in LIST_MODES:
-                return exports.profile_of_list(source, known, files, chosen, mode, delay_ns, ticks, end_ns)
-            weights = choices.suspect_weights()
-            return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, weights, end_ns)
-
-        baseline, out = None, args.output or ""
-        if args.baseline:
-            with _open_recording(Path(args.baseline), known) as (source, _):
-                _check_recorded(source, mode)
-                baseline = profile_of(source)
-        with (
-            _open_recording(recordings.named(args.file), known, args.begin, args.end)
-            if args.file
-            else _open_live(args, loaded, known, ticks or 0, counted=mode if mode in LIST_MODES else "") as (
-                source,
-                end_ns,
-            )
-        ):
-            _check_recorded(source, mode)
-            if args.format == exports.TIMELINE:
-                begin_ns = _parse_time(args.begin, source.recorded) if args.begin and source.recorded else 0
-                exports.write_timeline(source, begin_ns, end_ns, out, owner)
-                return 0
-            if args.format == exports.LINES:
-                delay_ns = settings.delay_ns
-                weights = choices.suspect_weights()
-                exports.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, owner, weights)
-                return 0
-            profile = profile_of(source, ticks, end_ns)
-        exports.write(args.format, profile, baseline, out, args.title, owner, style)
-    return 0
-
-
-@contextlib.contextmanager
-def _open_recording(
-    path: Path, known: categories.Categories, begin: str | None = None, end: str | None = None
-) -> Generator[tuple[Source, int]]:
-    """Open a recording at `begin`; yield it with the time of `end` (0: none)."""
-    from offtop.recording.replay import RecordedSource
-    from offtop.reports.whole import EVER_NS
-
-    with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
-        begin_ns = _parse_time(begin, source.recorded) if begin is not None else 0
-        end_ns = _parse_time(end, source.recorded, "--end") if end is not None else 0
-        if end is not None and end_ns <= begin_ns:
-            raise UsageError("--end is not after --begin. Give a later time, or omit one of them")
-        if begin is not None:
-            source.go_to(begin_ns)
-        yield source, end_ns
-
-
-@contextlib.contextmanager
-def _open_live(
-    args: argparse.Namespace, loaded: "Loaded", known: categories.Categories, ticks: int, counted: str
-) -> Generator[tuple[Source, int]]:
-    """Open this machine for `ticks` ticks; yield it with 0, because it has no end. `counted`: see sources.live."""
-    filters, keep_ns = sources.filters(args, loaded), ticks * loaded.settings.delay_ns
-    with sources.live(known, filters, args, loaded, keep_ns, counted) as source:
-        yield source, 0
-
-
-def diff(args: argparse.Namespace) -> int:
-    """Print what changed between two recordings."""
-    from offtop.recording.replay import RecordedSource
-    from offtop.reports import diff_page
-    from offtop.reports.whole import EVER_NS
-
-    known = choices.category_rules()
-    chosen = choices.with_user(args.user or "", choices.wait_filter(args.filter, known))
-    loaded, owner = choices.load(args)
-
-    with choices.rule_files(known, loaded, owner) as files, flushed_output():
-
-        def of_file(name: str) -> diff_page.Compared:
-            with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
-                idle, delay_ns = bool(args.idle), loaded.settings.delay_ns
-                weights = choices.suspect_weights()
-                return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns, weights)
-
-        before, after = of_file(args.before), of_file(args.after)
-        diff_page.write(before, after, sys.stdout, args.json, args.width)
-    return 0
-
-
 def _batch(
     source: Source,
     rules: categories.Categories,
@@ -460,7 +220,7 @@ def _batch(
         stuck=args.stuck,
         rate=args.rate,
         mode=settings.wait_mode,
-        listed=_listed_mode(loaded, source.recorded),
+        listed=recorded.listed_mode(loaded, source.recorded),
         folded=args.folded,
         baseline=baseline,
         style=Style(args.delimiter, args.per),
@@ -483,24 +243,6 @@ def _batch(
     if ended and source.recorded is None:
         warn("offtop: all measured processes have exited")
     return 0
-
-
-@contextlib.contextmanager
-def flushed_output() -> Generator[None]:
-    """Flush stdout at the end of the block.
-
-    Raises OfftopError if the output cannot be written. A BrokenPipeError is passed on: the reader has closed the pipe.
-    """
-    if sys.__stdout__ is None:
-        raise OfftopError("The output cannot be written (stdout is closed). Open it, as with: offtop -b >FILE")
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python flushes it again at exit
-        raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
 
 
 def _run_screen(
@@ -550,33 +292,3 @@ def _load_screen() -> None:
     """
     with contextlib.suppress(ImportError):
         importlib.import_module("offtop.ui.app")
-
-
-def _listed_mode(loaded: "Loaded", recorded: Recorded | None = None) -> str:
-    """Return the mode if its list is not about waits, and not missing in the recording; empty otherwise."""
-    mode = loaded.settings.mode
-    return mode if mode in LIST_MODES and (recorded is None or mode in recorded.lists) else ""
-
-
-def _check_recorded(source: Source, mode: str | None) -> None:
-    """Raise UsageError if `mode` is one of LIST_MODES, and the source is a recording without what it lists."""
-    if mode in LIST_MODES and source.recorded and mode not in source.recorded.lists:
-        missing, remedy = LIST_NOUNS[mode], f"offtop record --mode {mode}"
-        raise UsageError(f"There are no {missing} in this recording. Record them with: {remedy}")
-
-
-def why_no_screen(is_text_wanted: bool) -> str | None:
-    """Return why there is no screen: empty if text was requested; None if there is a screen."""
-    if is_text_wanted:
-        return ""
-    if not sys.stdin.isatty() or not sys.stdout.isatty():
-        return "stdin or stdout is not a terminal"
-    if os.environ.get("TERM", "dumb") in ("", "dumb"):
-        return "TERM names a terminal that cannot show a screen"
-    return None
-
-
-def warn_of_batch_mode(reason: str | None) -> None:
-    """Say why this is batch mode, if it was not requested."""
-    if reason:
-        warn(f"offtop: {reason}, so this is batch mode (-b)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.commands import options, recordings, run
+from offtop.commands import options, record, recordings
 from offtop.errors import OfftopError
 from offtop.person import person
 from offtop.units import NS_PER_S
@@ -164,7 +164,7 @@ def test_expired_recordings_make_room_before_a_new_one_begins(tmp_path: Path) ->
 def test_record_refuses_a_missing_directory_before_it_measures(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(OfftopError) as raised:
-        run.record(options.record().parse_args(["--directory", str(missing)]))
+        record.record(options.record().parse_args(["--directory", str(missing)]))
     remedy = f"Make it, or name a directory that {person().name} can write to"
     assert str(raised.value) == f"--directory: {missing}: No such file or directory. {remedy}"
 
