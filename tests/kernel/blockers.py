@@ -22,6 +22,19 @@ def found(live: Watch, key: ThreadKey, is_it: Callable[[tuple[Blocker, ...]], bo
     return blockers
 
 
+def check_owner(live: Watch, waiter: ThreadKey, owner: Blocker) -> None:
+    """Tick until the owner of a mutex is named as it is given here, and check that nobody else is before.
+
+    On a busy machine, a lookup may come too late for its tick: until the next one, the owner is only likely.
+    """
+
+    def is_it(blockers: tuple[Blocker, ...]) -> bool:
+        assert not blockers or [one._replace(is_exact=owner.is_exact) for one in blockers] == [owner]
+        return blockers == (owner,)
+
+    found(live, waiter, is_it)
+
+
 def never_found(live: Watch, *keys: ThreadKey, seconds: float = 3.0) -> None:
     """Check that for a while nobody is accused of holding up these threads."""
     deadline = time.monotonic() + seconds

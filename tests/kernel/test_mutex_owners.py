@@ -14,7 +14,7 @@ from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 from tests.kernel import programs
-from tests.kernel.blockers import found, never_found
+from tests.kernel.blockers import check_owner, never_found
 from tests.kernel.hangs import stuck
 from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
@@ -230,7 +230,7 @@ def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path
             waiter = ThreadKey(program.pid, program.at["waiter"])
             is_exact = kind not in ("robust", "shared")
 
-            assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, is_exact),), kind
+            check_owner(live, waiter, Blocker(program.pid, program.at["holder"], MUTEX, is_exact))
 
 
 def test_owner_of_a_mutex_that_changes_hands_is_the_one_that_does_not_wait_for_it(live: Watch, turns: Path) -> None:
@@ -250,9 +250,9 @@ def test_owner_of_a_mutex_that_changes_hands_is_the_one_that_does_not_wait_for_i
 def test_owner_of_a_mutex_that_waits_for_itself_is_named(live: Watch, twice: Path) -> None:
     with programs.running([twice]) as program:
         waiter = ThreadKey(program.pid, program.at["waiter"])
-        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+        check_owner(live, waiter, Blocker(program.pid, program.at["holder"], MUTEX, True))
         live.tick(0.5)
-        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+        check_owner(live, waiter, Blocker(program.pid, program.at["holder"], MUTEX, True))
 
 
 def at(live: Watch, pid: int) -> dict[ThreadKey, tuple[Blocker, ...]]:
@@ -271,20 +271,20 @@ def test_only_the_owner_in_a_mutex_that_is_waited_for_is_believed(live: Watch, f
         untrue = {how: stack.enter_context(programs.running([forged, str(how)])) for how in (*owners, *ways)}
         honest = stack.enter_context(programs.running([forged, "honest"]))
         waiter = ThreadKey(honest.pid, honest.at["waiter"])
-        assert found(live, waiter) == (Blocker(honest.pid, honest.at["holder"], MUTEX, True),)
+        check_owner(live, waiter, Blocker(honest.pid, honest.at["holder"], MUTEX, True))
         never_found(live, *(ThreadKey(one.pid, one.at["waiter"]) for one in untrue.values()))
 
 
 def test_a_mutex_that_names_its_waiter_has_been_locked_twice(live: Watch, forged: Path) -> None:
     with programs.running([forged, "waiter"]) as program:
         waiter = ThreadKey(program.pid, program.at["waiter"])
-        assert found(live, waiter) == (Blocker(*waiter, MUTEX, True),)
+        check_owner(live, waiter, Blocker(*waiter, MUTEX, True))
 
 
 @pytest.mark.variant
 def test_owner_in_a_container_is_translated_and_believed_if_no_other_can_be_it(live: Watch, mutexes: Path) -> None:
     with in_container(mutexes, "normal") as (waiter, holder), in_container(mutexes, "shared") as (waits_for_shared, _):
-        assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)
+        check_owner(live, waiter, Blocker(*holder, MUTEX, True))
         never_found(live, waits_for_shared)
 
 

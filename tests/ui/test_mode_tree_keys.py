@@ -7,7 +7,6 @@ from tests.ui.scripted import MUTEX
 from tests.ui.shown import asynchronous, screen, shown
 from tests.ui.wakers import alert, gathering, line_with, stacks
 
-OWN = "main › take_order › [k]futex_do_wait"
 OF_LATE = "  (still waiting) › [k]jbd2_log_wait_commit"
 TREES = {
     "1": [OF_LATE, "▼ main", "    take_order › [k]futex_do_wait"],
