@@ -111,6 +111,15 @@ class TerminalApp(App[int]):
         found = self.active_bindings.get(event.key)
         return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
 
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and not event.is_forwarded and self.has_overlay:
+            digit = _AFTER_ESCAPE.get(event.character or "")
+            if digit:
+                self.close_overlay()
+                self.post_message(events.Key(digit, digit))
+                return
+        await super().on_event(event)
+
     def on_key(self, event: events.Key) -> None:
         if self.has_overlay or self._prompt.is_open or not self._bound.isdisjoint((event.key, str(event.character))):
             return

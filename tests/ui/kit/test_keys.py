@@ -236,6 +236,16 @@ async def test_escape_and_a_digit_that_arrive_together_are_two_keys() -> None:
 
 
 @asynchronous
+async def test_escape_and_a_digit_that_arrive_together_close_a_box_and_open_a_list() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
+        await pilot.press("question_mark")
+        assert app.has_overlay
+        app.post_message(events.Key("pilcrow_sign", "¶"))
+        await until(lambda: app.view.focus == FILES)
+        assert not app.has_overlay
+
+
+@asynchronous
 async def test_unbound_key_is_reported_until_the_next_key() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("semicolon")
