@@ -221,7 +221,7 @@ class SuspectTexts:
             return f"{rule.name} at {hop.what}" if rule and rule.id != CONNECT else f"{_WAITS[CONNECT]} to {hop.what}"
         if hop.limited_by:
             limit = hop.limited_by.rpartition("/")[2]
-            return f"memory of {cgroup_of_file(hop.limited_by)}, at its {limit} of {size(hop.limit_bytes)}"
+            return f"memory of {cgroup_of_file(hop.limited_by)}, at {limit} of {size(hop.limit_bytes)}"
         return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)
 
     def waited_for(self, one: Suspect) -> str:
@@ -347,7 +347,7 @@ class SuspectTexts:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
         if waiter.limited_by:
-            return f"what uses it (memory.stat beside the limit); the limit: {shlex.quote(waiter.limited_by)}"
+            return f"what uses that memory (memory.stat), or the limit: {shlex.quote(waiter.limited_by)}"
         rule = self.rule(waiter)
         return with_pid(rule.next, waiter.key.pid) if rule else ""
 

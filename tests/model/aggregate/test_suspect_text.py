@@ -426,8 +426,8 @@ def test_memory_limit_is_named_by_its_file_size_and_cgroup() -> None:
         waiter = machine.waits("svc", pid, "reclaim", 2, kernel="mem_cgroup_handle_over_high")
         machine.held(waiter, Blocker(ELSEWHERE, 0, MEMORY_LIMIT, True, limit_text(20 << 20, file)))
     ((says, then),) = sentences(machine, 3)
-    assert says == "3 svc wait for memory of /a b, at its memory.high of 20MB (2.00s)"
-    assert then == "what uses it (memory.stat beside the limit); the limit: '/sys/fs/cgroup/a b/memory.high'"
+    assert says == "3 svc wait for memory of /a b, at memory.high of 20MB (2.00s)"
+    assert then == "what uses that memory (memory.stat), or the limit: '/sys/fs/cgroup/a b/memory.high'"
     (one,) = machine.found(3).suspects
     assert (one.end.limited_by, one.end.limit_bytes, one.name.what) == (file, 20 << 20, "")
 
