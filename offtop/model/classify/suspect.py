@@ -98,6 +98,8 @@ class Suspect(NamedTuple):
     """CLOCK_REALTIME of the first tick in which it was a suspect."""
     lasted_ns: int = 0
     """How long ago that was. The waits may be shorter, if threads wait again and again."""
+    number: int = 0
+    """Tells suspects of one tick apart that are alike, as deadlocks of two processes of a program: 0 has most harm."""
 
     @property
     def end(self) -> Hop:
@@ -114,9 +116,9 @@ class Suspect(NamedTuple):
         return max(one.age_ns for one in self.hops[:-1] or self.hops)
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> tuple[str | int, ...]:
         """Equal at all ticks of one incident."""
-        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
+        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program, self.number
 
     @property
     def last(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class SuspectFinder:
 
     def __init__(self, weights: Weights, usual: Usual = NOTHING_USUAL) -> None:
         self._weights, self.usual = weights, usual
-        self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
+        self._latest: deque[Mapping[tuple[str | int, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
         """Key → harm and plain harm."""
         self._since: dict[SuspectName, tuple[int, int, int]] = {}
         """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
@@ -77,14 +77,14 @@ class SuspectFinder:
             self._since.clear()
             self._shown = []
         found = _Ends(waits, self._weights, self.usual).found()
-        worst = {one.key: one for one in reversed(found.suspects)}
-        harms_now = {key: (one.harm, one.plain_harm) for key, one in worst.items()}
+        every = _numbered(found.suspects)
+        harms_now = {one.key: (one.harm, one.plain_harm) for one in every}
         of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         of_ends = {one.last: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         self._latest.append(of_waiters | of_ends | harms_now)
         # One with little harm now would take over the average of another suspect of its program: a main thread that
         # waits for its workers, that of the workers.
-        found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
+        found_now = [one for one in every if one.plain_harm * self._weights.ticks >= self._weights.harm]
         programs_now = {one.hops[0].program for one in found_now}
         kept = self._between_waits(waits, programs_now)
         were_shown = {one.key for one in self._shown}
@@ -92,7 +92,7 @@ class SuspectFinder:
         as_usual: list[Suspect] = []
         for one in [*found_now, *kept]:
             # The end of a chain may become known some ticks after the waiters, and its start some ticks after the end.
-            keys = one.key, one.last, one.waiters
+            keys = (one.key,) if one.number else (one.key, one.last, one.waiters)  # these two are of the first of them
             harms = [next((tick[key] for key in keys if key in tick), (0.0, 0.0)) for tick in self._latest]
             harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
             is_steady = len(harms) == self._weights.ticks and all(plain for _, plain in harms)
@@ -135,6 +135,18 @@ class SuspectFinder:
             found.append(one._replace(since_ns=taken_ns, lasted_ns=now.at_ns - at_ns))
         self._since = known
         return found
+
+
+def _numbered(found: Sequence[Suspect]) -> list[Suspect]:
+    """Tell suspects with the same key apart, unless the same thread waits for both. `found`: most harm first."""
+    same = defaultdict[tuple[str | int, ...], list[Suspect]](list)
+    numbered: list[Suspect] = []
+    for one in found:
+        before = same[one.key]
+        if not any(one.hops[0].key == other.hops[0].key for other in before):
+            numbered.append(one._replace(number=len(before)))
+            before.append(one)
+    return numbered
 
 
 class _Ends:

@@ -144,6 +144,28 @@ def test_others_behind_a_thread_that_holds_its_own_lock_are_counted() -> None:
     assert text == "a.py(10) waits for a mutex (9.00s, 2 threads behind), which it holds itself"
 
 
+def test_deadlocks_of_two_processes_of_a_program_are_two_suspects_at_each_tick() -> None:
+    machine = Machine()
+    for pid, age_s in ((10, 30), (20, 5)):
+        for tid, other in ((pid, pid + 1), (pid + 1, pid)):
+            machine.held(machine.waits("app", pid, "lock", age_s, tid=tid), Blocker(pid, other, MUTEX, True))
+    for ticks in (1, 4):
+        found = machine.found(ticks).suspects
+        assert [(one.kind, one.waiting, one.harm) for one in found] == [(DEADLOCK, 2, found[0].harm)] * 2
+        assert {one.end.key.pid for one in found} == {10, 20}
+        assert len({one.key for one in found}) == 2
+
+
+def test_holders_of_two_locks_of_a_process_are_two_suspects() -> None:
+    machine = Machine()
+    for holder, waiters in ((30, (31, 32, 33)), (40, (41, 42))):
+        machine.waits("app", 10, "disk-read", 9, tid=holder)
+        for tid in waiters:
+            machine.held(machine.waits("app", 10, "lock", 9, tid=tid), Blocker(10, holder, MUTEX, True))
+    found = machine.found().suspects
+    assert [(one.kind, one.end.key.tid, one.hops[0].threads) for one in found] == [(HOLDER, 30, 3), (HOLDER, 40, 2)]
+
+
 def test_an_owner_that_is_only_likely_makes_no_deadlock() -> None:
     machine = Machine()
     machine.held(machine.waits("a.py", 10, "lock", 9, *_MUTEX), Blocker(10, 10, MUTEX, False))
@@ -587,14 +609,14 @@ def test_one_reader_accuses_a_writer_that_was_stopped_before_offtop_started(
 
 
 def test_stopped_reader_and_stopped_writer_are_not_one_suspect() -> None:
-    """The one with more harm is shown: they have the same name."""
     machine = Machine()
     for number, (kernel, threads) in enumerate((("pipe_read", 2), ("pipe_write", 2))):
         machine.waits("python3", 20 + number, "stopped", 30)
         for pid in range(30 + 10 * number, 30 + 10 * number + threads):
             waiter = machine.waits("python3", pid, "pipe", 20, kernel=kernel)
             machine.held(waiter, Blocker(20 + number, 0, PIPE, True))
-    assert [(one.end.key.pid, one.hops[0].threads, one.waiting) for one in machine.found().suspects] == [(21, 2, 2)]
+    found = machine.found().suspects
+    assert [(one.end.key.pid, one.hops[0].threads, one.waiting) for one in found] == [(21, 2, 2), (20, 2, 2)]
 
 
 def test_threads_of_a_server_that_all_sleep_are_behind_clients_that_poll() -> None:
