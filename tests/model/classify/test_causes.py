@@ -224,6 +224,7 @@ ON_A_QUEUE = (
         ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
         ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
         ("page-fault", "web", "page-fault", ("work",), ("folio_wait_bit", "filemap_fault")),
+        ("userfaultfd", "web", "page-fault", ("work",), ("handle_userfault", "__handle_mm_fault", "exc_page_fault")),
         ("mmap-lock", "web", "kernel-lock", ("work",), ("down_read", "do_user_addr_fault")),
         ("frozen", "dd", "kernel-lock", ("lib:open",), ("percpu_rwsem_wait", "mnt_want_write", "path_openat")),
         ("frozen", "dd", "kernel-lock", ("lib:write",), ("percpu_rwsem_wait", "__percpu_down_read", "vfs_write")),
