@@ -223,6 +223,8 @@ ON_A_QUEUE = (
         ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
         ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
         ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
+        ("unix-connect", "t", "connect", ("lib:connect", "main"), ("unix_wait_for_peer", "unix_stream_connect")),
+        ("unix-full", "t", "pipe", ("lib:send", "main"), ("unix_wait_for_peer", "unix_dgram_sendmsg")),
         ("page-fault", "web", "page-fault", ("work",), ("folio_wait_bit", "filemap_fault")),
         ("userfaultfd", "web", "page-fault", ("work",), ("handle_userfault", "__handle_mm_fault", "exc_page_fault")),
         ("mmap-lock", "web", "kernel-lock", ("work",), ("down_read", "do_user_addr_fault")),
