@@ -197,6 +197,17 @@ ON_A_QUEUE = (
             ("lib:__new_sem_wait_slow64", "PosixSemaphore::wait()", "os::signal_wait()", "signal_thread_entry(x)"),
             (),
         ),
+        (
+            "node-sync-child",
+            "node",
+            "poll",
+            (
+                *("lib:epoll_pwait", "uv__io_poll", "uv_run"),
+                *("node::SyncProcessRunner::TryInitializeAndRunLoop(v8::Local<v8::Value>)", "main"),
+            ),
+            (),
+        ),
+        ("event-loop", "node", "poll", ("lib:epoll_pwait", "uv__io_poll", "uv_run", "node::Start(int, char**)"), ()),
         ("event-loop", "nginx", "poll", ("lib:epoll_wait", "ngx_epoll_process_events"), ()),
         ("malloc", "web", "lock", ("lib:__lll_lock_wait_private", "lib:malloc", "work"), ()),
         ("mutex", "web", "lock", ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work"), ()),
