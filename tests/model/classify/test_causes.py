@@ -696,6 +696,11 @@ def test_no_hint_of_ours_names_a_key_where_there_are_none() -> None:
         assert without_keys(own) == own
 
 
+def test_no_hint_of_ours_points_to_a_process_that_is_not_named() -> None:
+    """A suspect's sentence has the hint, but not what the wait means."""
+    assert not [rule.id for rule in PACKAGED.rules if "that process" in rule.next]
+
+
 def test_another_program_of_the_same_process_is_matched_again() -> None:
     some = catalog()
     cause_finder = CauseFinder(FixedNames(), Fixed(PACKAGED))
