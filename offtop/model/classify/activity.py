@@ -11,13 +11,15 @@ from offtop.model.values.blockers import CPU_QUOTA, DISK_WAITS, Blockers, quota_
 from offtop.model.values.catalog import ThreadKey, code_of
 from offtop.model.values.disks import DeviceTotals, DiskActivity
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, distinct_codes, table_of, thread_codes
-from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, THROTTLE, Shares
+from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Shares
 from offtop.model.windows.window import Window
 
 RUNS = "runs"
 """What a thread or process does that runs."""
 _MOST_REQUESTS = 0.5
 """A process with at least this share of the time of all requests to a disk keeps the others waiting."""
+_MOSTLY = 0.9
+"""A process sleeps if sleeps are at least this share of the time in which it is blocked."""
 
 
 class Activity:
@@ -89,21 +91,35 @@ class Activity:
 
     def most_blocked(self, key: ThreadKey) -> tuple[str, float]:
         """Return the category with most time among waits that are not idle, and that time; empty if there are none."""
-        every = self._every
-        rows = every.ids[:, 0] == key.pid
-        if key.tid:
-            rows &= every.ids[:, 1] == key.tid
-        leaves: list[int] = every.leaf[rows].tolist()
-        ns: list[int] = every.total_ns[rows].tolist()
         sums: dict[str, int] = {}
-        for number, one_ns in zip(leaves, ns, strict=True):
-            leaf = every.leaves[number]
-            if not leaf.idle and leaf.category not in (RUN_QUEUE, THROTTLE, SHORT):
-                sums[leaf.category] = sums.get(leaf.category, 0) + one_ns
+        for (category, idle), ns in self._blocked_ns(key).items():
+            if not idle:
+                sums[category] = sums.get(category, 0) + ns
         if not sums:
             return "", 0.0
         most = max(sums, key=sums.__getitem__)
         return most, sums[most] / self._span_ns
+
+    def sleeps(self, key: ThreadKey) -> bool:
+        """Return whether it does hardly anything but sleep, maybe at an even pace, so that its sleeps count as idle."""
+        blocked = self._blocked_ns(key)
+        asleep = sum(ns for (category, _), ns in blocked.items() if category == SLEEP)
+        return asleep > 0 and asleep >= _MOSTLY * sum(blocked.values())
+
+    def _blocked_ns(self, key: ThreadKey) -> Mapping[tuple[str, bool], int]:
+        """Return the time by category and whether it is idle, without waits for a CPU and those without a stack."""
+        every = self._every
+        rows = every.ids[:, 0] == key.pid
+        if key.tid:
+            rows &= every.ids[:, 1] == key.tid
+        found = defaultdict[tuple[str, bool], int](int)
+        numbers: list[int] = every.leaf[rows].tolist()
+        times: list[int] = every.total_ns[rows].tolist()
+        for number, ns in zip(numbers, times, strict=True):
+            leaf = every.leaves[number]
+            if leaf.category not in (RUN_QUEUE, THROTTLE, SHORT):
+                found[leaf.category, bool(leaf.idle)] += ns
+        return found
 
 
 def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:

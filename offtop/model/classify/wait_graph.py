@@ -458,6 +458,8 @@ class _Builder:
             state, blocked = ("", 0.0) if len(rows) else self._activity.most_blocked(key)
             is_known = bool(len(rows) or len(self._rows_of(key.pid)) or self._activity.has_process(key.pid))
             state = state if blocked >= _LEAST_BUSY else IDLE if is_known else UNMEASURED
+            if state == IDLE and not len(rows) and not key.tid and self._activity.sleeps(key):
+                state = SLEEP
             state = (is_holder and self._category_of_young(key)) or state
         if len(acting) == 1:
             return int(acting[0])

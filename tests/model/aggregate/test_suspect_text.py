@@ -29,7 +29,8 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
-from offtop.model.values.wake import Object
+from offtop.model.values.table import SITES, SiteKeys, integers
+from offtop.model.values.wake import NO_WAKE, Object
 from tests.model.machine import Machine, OwnNames
 
 _ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
@@ -456,6 +457,20 @@ def test_server_in_poll_looks_idle_only_as_far_as_its_functions_are_known(
     for pid in range(30, 38):
         machine.held(machine.waits("app", pid, "net-recv", 5), Blocker(20, 0, ANSWER, True))
     machine.waits("server", 20, "poll", 50, *functions, tid=21)
+    assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
+
+
+@pytest.mark.parametrize(("polls_ms", "does"), [(90, "sleeps"), (200, "looks idle")])
+def test_server_that_sleeps_in_its_handlers_at_an_even_pace_sleeps(polls_ms: int, does: str) -> None:
+    """Its waits in progress are too young to be followed."""
+    machine = Machine()
+    for pid in range(30, 38):
+        machine.held(machine.waits("app", pid, "net-recv", 5), Blocker(20, 0, ANSWER, True))
+    machine.named("server", 20)
+    machine.ended(ThreadKey(20, 20), "sleep", NO_WAKE, 3, "lib:nanosleep", "handle", ms=300)
+    (site,) = machine.sites
+    machine.ended(ThreadKey(20, 20), "poll", NO_WAKE, 1, "lib:epoll_wait", "uv_run", ms=polls_ms)
+    machine.at_even_pace = SiteKeys(integers([site], SITES.width))
     assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
 
 
