@@ -11,7 +11,8 @@ from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
 """A program with at least the first share of all running time is accused if another one waits for a CPU for at least
-the second share of the time in which it wants one."""
+the second share of the time in which it wants one, and does not itself use the first share of the CPUs that it may
+use."""
 _MENTIONED_SHARE = 0.05
 """Of all that wait for a CPU: programs below are not counted in the sentence."""
 _LEAST_THREADS = 0.01
@@ -48,7 +49,10 @@ class CpuSuspects:
         runner, largest = self._largest((hog,), activity.running)[hog], self._largest(victims, activity.ready)
         self.rivals = frozenset((runner, *largest.values()))
         victims = {
-            program: amount for program, amount in victims.items() if self._may_share_cpus(largest[program], runner)
+            program: amount
+            for program, amount in victims.items()
+            if self._may_share_cpus(largest[program], runner)
+            and not self._fills_its_cpus(largest[program], running.get(program, 0.0))
         }
         waiting = sum(victims.values())
         if waiting < _LEAST_CPU:
@@ -99,6 +103,11 @@ class CpuSuspects:
         some, others = (cpu_ranges(self._catalog.detail(pid).cpus) for pid in (one, other))
         is_known = bool(some and others)
         return not is_known or any(first <= end and begin <= last for first, last in some for begin, end in others)
+
+    def _fills_its_cpus(self, pid: int, running: float) -> bool:
+        """Return whether a program that runs so much uses most of the CPUs it may use, so that it waits for itself."""
+        allowed = sum(last - first + 1 for first, last in cpu_ranges(self._catalog.detail(pid).cpus))
+        return allowed > 0 and running >= _HOG_SHARE * allowed
 
     def _largest(self, programs: Collection[str], by_pid: Mapping[int, float]) -> dict[str, int]:
         """Return the process with the largest amount of each program."""

@@ -384,6 +384,17 @@ def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: 
     assert machine.found().rivals == {10, 20}, "of these the CPUs must be known"
 
 
+@pytest.mark.parametrize(("cpus", "is_accused"), [("0", False), ("0-1", True), ("", True)])
+def test_program_that_fills_the_cpus_it_may_use_waits_for_itself(cpus: str, is_accused: bool) -> None:
+    """Six processes run for 0.96 of a CPU in all; another one runs on the other CPU."""
+    machine = Machine()
+    for pid in range(10, 16):
+        machine.runs("python3", pid, 0.16, ready=0.4)
+        machine.catalog.details[pid] = Details(cpus=cpus)
+    machine.runs("yes", 20, 1.0)
+    assert bool(sentences(machine, 3)) == is_accused
+
+
 @pytest.mark.parametrize(
     ("what", "size"), [("/system.slice/svc", ""), (quota_text(0.2, "/system.slice/svc"), " (20% of a CPU)")]
 )
