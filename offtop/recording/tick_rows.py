@@ -105,6 +105,7 @@ def _fields(entry: Entry) -> dict[str, object]:
         "processes": [[pid, name] for pid, name in entry.processes.items()],
         "details": [[pid, *details[:4]] for pid, details in entry.details.items()],
         "cpus": [[pid, details.cpus] for pid, details in entry.details.items() if details.cpus],
+        "realtime": [[pid, details.realtime] for pid, details in entry.details.items() if details.realtime],
         "lives": [[*key, *life] for key, life in entry.lives.items()],
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
@@ -203,6 +204,9 @@ def _change(fields: Mapping[str, object], tables: _Tables) -> Change:
 def _entry(fields: Mapping[str, object], change: Change) -> Entry:
     """Return the change with the names that are new in its tick."""
     cpus = {checked.integer(pid): checked.name(text) for pid, text in checked.arrays(fields.get("cpus", []), 2)}
+    realtime = {
+        checked.integer(pid): checked.integer(one) for pid, one in checked.arrays(fields.get("realtime", []), 2)
+    }
     return Entry(
         change,
         {_thread(pid, tid): checked.short_name(comm) for pid, tid, comm in checked.arrays(fields.get("comms"), 3)},
@@ -210,7 +214,7 @@ def _entry(fields: Mapping[str, object], change: Change) -> Entry:
         {
             checked.integer(pid): Details(
                 *(checked.name(user), checked.name(cmdline), checked.name(cgroup), checked.integer(uid)),
-                cpus.get(checked.integer(pid), ""),
+                *(cpus.get(checked.integer(pid), ""), realtime.get(checked.integer(pid), 0)),
             )
             for pid, user, cmdline, cgroup, uid in checked.arrays(fields.get("details"), 5)
         },

@@ -108,8 +108,8 @@ def test_names_and_process_details_are_recorded_without_command_lines(tmp_path: 
         source = RecordedSource(path)
         every = [*iter(source.read, None)]
         catalog = every[-1].catalog
-        assert catalog.details[100] == Details("alice", cmdline, "/shop.slice", 1000, "0-1")
-        assert catalog.details[200].cpus == ""
+        assert catalog.details[100] == Details("alice", cmdline, "/shop.slice", 1000, "0-1", 50)
+        assert catalog.details[200][4:] == ("", 0)
         assert (catalog.comms[ThreadKey(100, 101)], catalog.processes[200]) == ("worker-1", "bank")
         source.close()
 

@@ -165,7 +165,7 @@ SHOP = (
 )
 """1.00 waiting without the idle door: lock 0.70 in three threads, and 0.10 each of disk-read, net-recv and fsync."""
 WHO = {
-    100: Details("alice", "/opt/shop --open 8080", "/shop.slice", 1000, "0-1"),
+    100: Details("alice", "/opt/shop --open 8080", "/shop.slice", 1000, "0-1", 50),
     200: Details("bob", "/opt/bank", "/bank.slice", 1001),
     300: Details("bob", "/opt/door", "/bank.slice", 1001),
 }

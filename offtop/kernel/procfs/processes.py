@@ -170,6 +170,7 @@ def reading(reads: Channel, pid: int) -> Reading | None:
         cgroup=cgroup_of(content_of(pid), mounted()),
         uid=uid,
         cpus=_allowed_cpus(status),
+        realtime=_realtime_priority(pid),
     )
     return Reading(began, details) if _began(pid) == began else None
 
@@ -179,10 +180,20 @@ def _began(pid: int) -> bytes:
 
     A zombie counts as exited, but a process of which only the main thread has exited does not.
     """
-    fields = read_content(f"/proc/{pid}/task/{pid}/stat", _LONGEST_FILE).rpartition(b")")[2].split()
+    fields = _stat_of_main_thread(pid)
     if len(fields) < 20 or (fields[0].decode() in EXITED and int(fields[17]) <= 1):
         return b""
     return fields[19]
+
+
+def _stat_of_main_thread(pid: int) -> list[bytes]:
+    """Return the fields of its stat file, from the state on; empty if it has exited."""
+    return read_content(f"/proc/{pid}/task/{pid}/stat", _LONGEST_FILE).rpartition(b")")[2].split()
+
+
+def _realtime_priority(pid: int) -> int:
+    fields = _stat_of_main_thread(pid)
+    return int(fields[37]) if len(fields) > 37 else 0  # rt_priority
 
 
 def _allowed_cpus(status: Mapping[str, str]) -> str:

@@ -327,7 +327,11 @@ class SuspectTexts:
 
     def _next(self, one: Suspect, waiter: Hop) -> str:
         if one.kind == CPU:
-            of = f"{one.end.program}({one.end.key.pid}), which runs most" if one.end.threads > 1 else one.end.program
+            pid, program = one.end.key.pid, one.end.program
+            if realtime := self._catalog.detail(pid).realtime:
+                first = f"the real-time priority of {program} ({realtime}), which runs before all normal programs"
+                return f"{first}: chrt -p {pid}"
+            of = f"{program}({pid}), which runs most" if one.end.threads > 1 else program
             return f"the priority (nice) of {of}, or a CPU quota for it"
         end, rule = one.end, self.rule(one.end)
         if len(one.hops) > 1 and (waiter.via != TITLE or end.state == STOPPED):

@@ -70,6 +70,8 @@ class Details(NamedTuple):
     """Effective user id; -1 if unknown."""
     cpus: str = ""
     """The CPUs on which its main thread may run, as the kernel lists them: `0-3,8`; empty for all, or if unknown."""
+    realtime: int = 0
+    """Real-time priority of its main thread (SCHED_FIFO, SCHED_RR), 1 to 99; 0 if it has none, or if unknown."""
 
 
 UNKNOWN = Details()

@@ -167,6 +167,20 @@ def test_cpus_are_listed_if_a_process_may_not_use_all() -> None:
     assert (of_all.details.cpus, of_one.details.cpus) == ("", str(min(every)))
 
 
+@pytest.mark.kernel
+def test_real_time_priority_is_the_one_of_the_main_thread() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            normal = reading(READS, child.pid)
+            os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(7))
+            first = reading(READS, child.pid)
+        finally:
+            child.kill()
+    assert normal
+    assert first
+    assert (normal.details.realtime, first.details.realtime) == (0, 7)
+
+
 @pytest.mark.parametrize(
     ("content", "cgroup"),
     [
@@ -395,7 +409,7 @@ def test_the_worker_pauses_after_some_readings(catalog: Catalog, monkeypatch: py
 
 def test_missing_details_are_unknown() -> None:
     assert Catalog().detail(1) is UNKNOWN
-    assert UNKNOWN == ("", "", "", -1, "")
+    assert UNKNOWN == ("", "", "", -1, "", 0)
 
 
 @pytest.mark.variant

@@ -384,6 +384,17 @@ def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: 
     assert machine.found().rivals == {10, 20}, "of these the CPUs must be known"
 
 
+def test_hint_does_not_advise_to_renice_a_real_time_program() -> None:
+    machine = Machine()
+    for pid in range(10, 14):
+        machine.runs("sh", pid, 0.1, ready=0.8)
+    machine.runs("poller", 20, 1.0)
+    machine.catalog.details[20] = Details(realtime=50)
+    ((says, then),) = sentences(machine, 3)
+    assert says.endswith("likely taken by poller(20), which runs")
+    assert then == "the real-time priority of poller (50), which runs before all normal programs: chrt -p 20"
+
+
 @pytest.mark.parametrize(("cpus", "is_accused"), [("0", False), ("0-1", True), ("", True)])
 def test_program_that_fills_the_cpus_it_may_use_waits_for_itself(cpus: str, is_accused: bool) -> None:
     """Six processes run for 0.96 of a CPU in all; another one runs on the other CPU."""
