@@ -247,6 +247,7 @@ ON_A_QUEUE = (
         ("frozen", "dd", "kernel-lock", ("lib:write",), ("percpu_rwsem_wait", "__percpu_down_read", "vfs_write")),
         ("inode-lock", "web", "kernel-lock", ("lib:write",), ("down_write", "ext4_buffered_write_iter")),
         ("kernel-lock", "web", "kernel-lock", ("lib:ioctl",), ("mutex_lock", "some_driver")),
+        ("file-lease", "t", "lock", ("lib:open", "main"), ("__break_lease", "do_dentry_open", "path_openat")),
         ("sysv-semaphore", "t", "lock", ("lib:semop", "work"), ("__do_semtimedop", "do_semtimedop", "__x64_sys_semop")),
         ("sysv-message", "t", "pipe", ("lib:msgrcv", "main"), ("do_msgrcv", "do_syscall_64")),
         ("sysv-queue-full", "t", "pipe", ("lib:msgsnd", "main"), ("do_msgsnd", "do_syscall_64")),
