@@ -232,6 +232,19 @@ ON_A_QUEUE = (
         ("sleep", "web", "sleep", ("lib:nanosleep", "work", "main"), ()),
         ("poll", "web", "poll", ("lib:poll", "serve", "main"), ()),
         ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
+        *(
+            (
+                "cxx-wait",
+                "web",
+                "lock",
+                ("lib:syscall", own, "work", "/usr/lib/libstdc++.so.6!9", "lib:start_thread"),
+                (),
+            )
+            for own in (
+                "std::__atomic_futex_unsigned_base::_M_futex_wait_until(unsigned int*, unsigned int, bool)",
+                f"void std::__detail::__platform_wait<int>(int const*, int){INLINED}",
+            )
+        ),
         ("barrier", "web", "lock", ("lib:pthread_barrier_wait", "work", "lib:start_thread"), ()),
         ("openmp", "web", "lock", ("/usr/lib/libgomp.so.1.0.0!129059", "/usr/lib/libgomp.so.1.0.0!2", "main"), ()),
         ("openmp", "web", "lock", ("/usr/lib/libgomp.so.1.0.0!129059", "lib:start_thread"), ()),
