@@ -34,7 +34,7 @@ from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.map_sizes import threads_now
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, SITE_ROW, Rows, Scan, chosen, ids_of, scan_of
-from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.procfs.processes import DetailsWorker, program_name
 from offtop.kernel.procfs.threads import pcount_of
 from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
@@ -355,13 +355,14 @@ class Drain:
             return
         self._catalog.comms[key] = comm
         if key.tid == key.pid:
-            if self._catalog.processes.get(key.pid, comm) != comm:
+            program = program_name(key.pid, comm)
+            if self._catalog.processes.get(key.pid, program) != program:
                 self.renamed.append(key)  # most likely an exec()
-            self._catalog.processes[key.pid] = comm
+            self._catalog.processes[key.pid] = program
         elif key.pid not in self._catalog.processes:
             with suppress(OSError):
                 name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
-                self._catalog.processes[key.pid] = layout.text_of(name)
+                self._catalog.processes[key.pid] = program_name(key.pid, layout.text_of(name))
 
     def _update_clock_offset(self) -> int:
         """Return the offset of CLOCK_MONOTONIC from the scheduler's clock, or 0 if unknown.

@@ -13,7 +13,9 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
@@ -36,6 +38,9 @@ _CMDLINE_S = 1.0
 _LONGEST_CMDLINE = 4096
 """Bytes."""
 _LONGEST_FILE = 1 << 16
+_LONGEST_COMM = 15
+_NAMED_BY_RUNTIMES = frozenset({"MainThread"})
+"""Names that a runtime gives to the main thread of each process, whatever runs in it: Node.js 24 does."""
 
 
 class Reading(NamedTuple):
@@ -149,6 +154,15 @@ class DetailsWorker:
         if self._catalog.details.get(pid) != details:
             self._catalog.details[pid] = details
             self._catalog.details_version += 1
+
+
+def program_name(pid: int, comm: str) -> str:
+    """Return the name of a process whose main thread has this name: the file's, if a runtime names all main threads."""
+    if comm not in _NAMED_BY_RUNTIMES:
+        return comm
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink().name.removesuffix(" (deleted)")[:_LONGEST_COMM] or comm
+    return comm
 
 
 def reading(reads: Channel, pid: int) -> Reading | None:

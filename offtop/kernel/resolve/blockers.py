@@ -16,6 +16,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.cgroups import Quota
 from offtop.kernel.procfs.direct_reads import read_content
 from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.procfs.processes import program_name
 from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
 from offtop.kernel.resolve.disks import Disks
@@ -169,7 +170,7 @@ class BlockersWorker:
             is_left_out = pid in self._named or pid not in catalog.processes
             # Read it each time: it may call exec(), or another process may get its pid.
             if is_left_out and (comm := read_content(f"/proc/{pid}/comm").rstrip(b"\n")):
-                catalog.processes[pid] = layout.text_of(comm)
+                catalog.processes[pid] = program_name(pid, layout.text_of(comm))
                 self._named.add(pid)
 
     def _of_waits(

@@ -25,6 +25,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.direct_reads import every_pid
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.open_files import OpenFile, fd_directory, fdinfo_of, last_part, scan_open_files
+from offtop.kernel.procfs.processes import program_name
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.file_locks import LockLine, LockTable, find_holders
@@ -378,5 +379,5 @@ def _mode(holder: OpenFile) -> int:
 def _comm(pid: int) -> str:
     """Raw name; "" if the process has exited."""
     with suppress(OSError):
-        return layout.text_of(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n"))
+        return program_name(pid, layout.text_of(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")))
     return ""

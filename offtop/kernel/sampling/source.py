@@ -21,7 +21,7 @@ from offtop.kernel.bpf.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procfs import threads as procfs
 from offtop.kernel.procfs.cgroups import content_of, lines_of, mounted
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.procfs.processes import DetailsWorker, program_name
 from offtop.kernel.procfs.threads import READY, SchedStat, ThreadScanner, ThreadState, status_of
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, SampledTotals
 from offtop.model.classify.categories import Categories
@@ -340,12 +340,12 @@ class ProcSource(LiveFeed):
         catalog = self._catalog
         catalog.comms[key] = seen.comm
         if key.tid == key.pid:
-            catalog.processes[key.pid] = seen.comm
+            catalog.processes[key.pid] = program_name(key.pid, seen.comm)
             self._details.note_alive(key.pid)
         elif key.pid not in catalog.processes:
             name = procfs.read_file(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
             if name:
-                catalog.processes[key.pid] = os.fsdecode(name)
+                catalog.processes[key.pid] = program_name(key.pid, os.fsdecode(name))
         if seen.call >= 0 and seen.call not in catalog.calls:
             name = procfs.call_name(seen.call)
             if name:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.procfs import processes
-from offtop.kernel.procfs.processes import DetailsWorker, Reading, cgroup_of, reading
+from offtop.kernel.procfs.processes import DetailsWorker, Reading, cgroup_of, program_name, reading
 from offtop.model.values.catalog import UNKNOWN, Catalog, Details
 from tests.kernel import watch
 from tests.kernel.programs import build, running, until
@@ -165,6 +165,16 @@ def test_cpus_are_listed_if_a_process_may_not_use_all() -> None:
     assert of_all
     assert of_one
     assert (of_all.details.cpus, of_one.details.cpus) == ("", str(min(every)))
+
+
+def test_name_that_a_runtime_gives_to_each_main_thread_is_no_name_of_a_program() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            assert program_name(child.pid, "MainThread") == Path(f"/proc/{child.pid}/exe").resolve().name
+            assert program_name(child.pid, "worker") == "worker"
+        finally:
+            child.kill()
+    assert program_name(child.pid, "MainThread") == "MainThread", "it has exited"
 
 
 @pytest.mark.kernel
