@@ -116,9 +116,9 @@ class Suspect(NamedTuple):
         return max(one.age_ns for one in self.hops[:-1] or self.hops)
 
     @property
-    def key(self) -> tuple[str | int, ...]:
+    def key(self) -> tuple[str, ...]:
         """Equal at all ticks of one incident."""
-        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program, self.number
+        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program, str(self.number)
 
     @property
     def last(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class SuspectFinder:
 
     def __init__(self, weights: Weights, usual: Usual = NOTHING_USUAL) -> None:
         self._weights, self.usual = weights, usual
-        self._latest: deque[Mapping[tuple[str | int, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
+        self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
         """Key → harm and plain harm."""
         self._since: dict[SuspectName, tuple[int, int, int]] = {}
         """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
@@ -139,7 +139,7 @@ class SuspectFinder:
 
 def _numbered(found: Sequence[Suspect]) -> list[Suspect]:
     """Tell suspects with the same key apart, unless the same thread waits for both. `found`: most harm first."""
-    same = defaultdict[tuple[str | int, ...], list[Suspect]](list)
+    same = defaultdict[tuple[str, ...], list[Suspect]](list)
     numbered: list[Suspect] = []
     for one in found:
         before = same[one.key]

@@ -68,7 +68,7 @@ class OutlierDetector:
         """Waits reported while in progress."""
         self._counted: set[_Identity] = set()
         """Waits in progress that were only counted."""
-        self._suspects: set[tuple[str | int, ...]] = set()
+        self._suspects: set[tuple[str, ...]] = set()
         """Keys of the suspects of the last tick."""
         self._true_since: dict[tuple[str, str], int] = {}
         """(trigger text, program) → since when the trigger's condition holds."""
