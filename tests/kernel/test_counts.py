@@ -3,6 +3,7 @@
 Each counts once, with its duration, at its stack.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -73,6 +74,22 @@ int main(void)
 """
 
 SPIN = "int main(void) { next(); for (;;); }"
+CLOSES = r"""
+#include <fcntl.h>
+#include <sys/mman.h>
+
+int main(void)
+{
+	next();
+	for (;;) {
+		int fd = open("/proc/self/exe", O_RDONLY);
+		void *mapped = mmap(0, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+
+		close(fd);
+		munmap(mapped, 4096);
+	}
+}
+"""
 
 
 def test_23_sleeps_of_10_ms_are_23_waits_of_at_least_230_ms(live: Watch) -> None:
@@ -239,6 +256,23 @@ def test_a_quota_of_10_ms_in_100_throttles_for_9_tenths_of_the_time(live: Watch)
         ready = watch.by_category(window, child.tid).get("run-queue", Part())  # preempted, not throttled
         assert 800 * MS - ready.total_ns <= throttle.total_ns <= child.took_ns
         assert window.lost == {}
+
+
+def test_threads_preempted_between_task_works_wait_for_a_cpu_not_for_a_quota(live: Watch, tmp_path: Path) -> None:
+    """The kernel throttles a thread in a task work, and so does close() drop a file that is still mapped."""
+    closes = programs.build(tmp_path / "closes", CLOSES)
+    cpu = max(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        every = [stack.enter_context(programs.running([closes])) for _ in range(4)]
+        for child in every:
+            os.sched_setaffinity(child.pid, {cpu})
+            child.go_on_alone()
+        live.tick(0.1)
+        window = live.tick(1)
+        for child in every:
+            found = watch.by_category(window, child.pid)
+            assert found["run-queue"].waits > 10
+            assert "throttle" not in found
 
 
 def test_a_stopped_process_is_in_stopped_until_it_continues(live: Watch, tmp_path: Path) -> None:

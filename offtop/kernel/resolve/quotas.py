@@ -7,7 +7,7 @@ for a quota. It is that of the nearest cgroup with one, if that has been used up
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from offtop.kernel.procfs import cgroups
 from offtop.kernel.procfs.cgroups import Quota
@@ -64,3 +64,25 @@ class Quotas:
             throttled = now.throttled - before.throttled
             is_throttled = throttled > 0 if self.is_exact else 2 * throttled >= periods
             (self._throttled.add if is_throttled else self._throttled.discard)(now.path)
+
+
+_CHECKED_S, _MOST_CHECKED = 5.0, 4096
+"""How long an answer of ProcessQuotas is kept, and how many of them."""
+
+
+class ProcessQuotas:
+    """Tells which processes have a CPU quota at all. For one thread."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._known: dict[int, bool] = {}
+        self._since_s = 0.0
+
+    def has_quota(self, pid: int) -> bool:
+        """Return whether a cgroup of the process has a CPU quota; False if it has exited."""
+        now_s = self._now_s()
+        if now_s - self._since_s > _CHECKED_S or len(self._known) > _MOST_CHECKED:
+            self._known, self._since_s = {}, now_s
+        if pid not in self._known:
+            self._known[pid] = cgroups.quota_of(cgroups.content_of(pid), cgroups.mounted()) is not None
+        return self._known[pid]

@@ -4,11 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offtop.kernel.bpf import layout
+from offtop.kernel.resolve.quotas import ProcessQuotas
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.symbols.kallsyms import HIDDEN
 from offtop.model.values.catalog import Catalog, SiteKey
-from offtop.model.values.table import Ints, Mask, distinct
+from offtop.model.values.table import Ints, Mask, distinct, distinct_codes
 from offtop.model.values.waits import KERNEL, WAKE
 
 FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
@@ -18,16 +19,19 @@ FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "thr
 class Sites:
     """Sites by raw key."""
 
-    def __init__(self, stacks: Stacks, wakes: Wakes, catalog: Catalog) -> None:
-        self._stacks, self._wakes, self._catalog = stacks, wakes, catalog
+    def __init__(self, stacks: Stacks, wakes: Wakes, catalog: Catalog, quotas: ProcessQuotas) -> None:
+        self._stacks, self._wakes, self._catalog, self._quotas = stacks, wakes, catalog, quotas
 
     def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
         site = self._stacks.site(pid, tid, kernel, user)
+        if (ready := self._stacks.ready(site.kernel)) != site.kernel and not self._quotas.has_quota(pid):
+            site = site._replace(kernel=ready)
         return self._with_wake(site, wake) if wake else site
 
     def every(self, raw: NDArray[np.uint64]) -> Ints:
         """Resolve many raw keys at once: rows of pid, tid, kernel stack, user stack and wake."""
         sites = self._stacks.sites(raw)
+        self._ready_without_quota(sites)
         at = np.flatnonzero(raw[:, WAKE])
         if not len(at):
             return sites
@@ -42,6 +46,16 @@ class Sites:
         sites[at, WAKE] = np.array(found, np.int64)[which]
         sites[at, KERNEL] = self.with_connects(sites[at, KERNEL], sites[at, WAKE])
         return sites
+
+    def _ready_without_quota(self, sites: Ints) -> None:
+        """Replace the kernel stacks of waits for a CPU quota of processes that have none."""
+        kernels: list[int] = distinct_codes(sites[:, KERNEL]).tolist()
+        for kernel in kernels:
+            if (ready := self._stacks.ready(kernel)) == kernel:
+                continue
+            at = np.flatnonzero(sites[:, KERNEL] == kernel)
+            pids: list[int] = sites[at, 0].tolist()
+            sites[at[[not self._quotas.has_quota(pid) for pid in pids]], KERNEL] = ready
 
     def with_connects(self, kernels: Ints, wakes: Ints) -> Ints:
         """Return the kernel stacks of waits; a poll of a socket that is being connected has that of a connect."""

@@ -47,7 +47,7 @@ from offtop.model.values.stack import (
 )
 from offtop.model.values.table import SITES, Ints, distinct
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.breakdown import STOPPED
+from offtop.model.windows.breakdown import RUN_QUEUE, STOPPED, THROTTLE
 
 _TRACER_FRAMES = 12
 _TRACERS = ("bpf_", "__bpf_", "__traceiter_", "__probestub_")
@@ -58,6 +58,7 @@ _MAX_SCANNED = 16_384
 MOST_USER_STACKS = 32_768
 """How many user stacks the catalog keeps, of 1 KB each: next to compilers there are 1,000 new ones a second."""
 _NO_PID = -1
+_THROTTLES = "throttle_cfs_rq_work"
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION_SHIFT - layout.END_PYTHON_SHIFT) - 1
 _STACK_HEAD = struct.Struct("=QQ")
@@ -165,6 +166,17 @@ class Stacks:
         if kernel < FIRST_STACK or stack.category == STOPPED:
             return kernel
         return self._intern(stack.frames, STOPPED, False, lambda: stack._replace(category=STOPPED))
+
+    def ready(self, kernel: int) -> int:
+        """Return the catalog id of the same kernel stack, as that of a thread that waits for a CPU, if it may be one.
+
+        The kernel throttles a thread in a task work (throttle_cfs_rq_work), and reschedules right after it, as it may
+        do after any other task work. Only that function itself tells the two apart, and it is seldom on the stack.
+        """
+        stack = self._catalog.stack(kernel)
+        if stack.category != THROTTLE or any(frame.name == _THROTTLES for frame in stack.frames):
+            return kernel
+        return self._intern(stack.frames, RUN_QUEUE, False, lambda: stack._replace(category=RUN_QUEUE))
 
     def kernel(self, raw_id: int) -> int:
         """Return the catalog id of a kernel stack by its raw id."""

@@ -20,7 +20,7 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.peers import PeersWorker
-from offtop.kernel.resolve.quotas import Quotas
+from offtop.kernel.resolve.quotas import ProcessQuotas, Quotas
 from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.titles import TitlesWorker
@@ -106,7 +106,7 @@ class Parts:
         self.config.find_cgroup(loaded.filters.cgroup)
         self.config.write(Settings(loaded.filters, min_ns=loaded.filters.min_ns))
         now_ns = time.monotonic_ns()
-        sites = Sites(self.stacks, self.wakes, self.catalog)
+        sites = Sites(self.stacks, self.wakes, self.catalog, ProcessQuotas())
         self.ledger = Ledger(now_ns, sites.every, self.catalog, _is_alive)
         user_stacks = self.user_stacks if unwind.way != "off" else None
         self.scanned_waits = ScannedWaits(self.catalog, self.stacks, self.wakes, sites, user_stacks)

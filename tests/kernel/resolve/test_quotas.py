@@ -9,7 +9,7 @@ import pytest
 
 from offtop.kernel.procfs.cgroups import Mount, Quota
 from offtop.kernel.resolve import quotas
-from offtop.kernel.resolve.quotas import Quotas
+from offtop.kernel.resolve.quotas import ProcessQuotas, Quotas
 from tests.kernel import waits
 from tests.kernel.programs import until
 
@@ -48,6 +48,22 @@ def test_quota_is_that_of_the_cgroup_if_it_was_used_up_or_in_most_periods_where_
     assert finder.find([pid]) == {}
     now[0] = QUOTA._replace(periods=1010, throttled=1000 + throttled)
     assert ({*finder.find([pid])} == {pid}) == is_found
+
+
+def test_quotas_of_a_process_are_read_again_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, there, reads = [100.0], [False], list[int]()
+
+    def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota | None:
+        reads.append(1)
+        return QUOTA if there[0] else None
+
+    monkeypatch.setattr(quotas.cgroups, "quota_of", quota_of)
+    known, pid = ProcessQuotas(lambda: now[0]), os.getpid()
+    assert [known.has_quota(pid) for _ in range(3)] == [False] * 3
+    there[0], now[0] = True, 104.0
+    assert (known.has_quota(pid), len(reads)) == (False, 1)
+    now[0] = 105.1
+    assert (known.has_quota(pid), len(reads)) == (True, 2)
 
 
 @pytest.mark.kernel

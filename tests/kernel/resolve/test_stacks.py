@@ -5,15 +5,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.bpf.scan_rows import STACK_ROW, Rows
+from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import ENDED, GONE, KERNEL, LINKED, MISPLACED_PYTHON, NO_STACK, STACK_LOST, Frame
 from offtop.model.values.table import SITES
+from offtop.model.values.waits import KERNEL as KERNEL_ID
 from tests.kernel import watch
 
 
@@ -144,6 +147,41 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     assert shown() == ["nfs_wait"] * 2
     stacks.forget_kernel_names()
     assert shown() == ["dlm_wait"] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "of_those_without"),
+    [
+        (["__schedule", "__cond_resched", "task_work_run", "do_syscall_64"], "run-queue"),
+        (["__schedule", "preempt_schedule_irq", "throttle_cfs_rq_work", "task_work_run"], "throttle"),
+        (["__schedule", "exit_to_user_mode_loop", "do_syscall_64"], "run-queue"),
+    ],
+)
+def test_only_a_process_with_a_quota_waits_for_it_if_the_stack_may_also_be_that_of_a_preempted_one(
+    names: list[str], of_those_without: str
+) -> None:
+    value = layout.STACK.pack(len(names), 0, *range(1, len(names) + 1), *[0] * (layout.FRAMES + 1 - len(names)))
+
+    def lookup(_: bytes) -> bytes:
+        return value
+
+    def frame(address: int) -> Frame:
+        return Frame(KERNEL, 0, names[address - 1])
+
+    def has_quota(pid: int) -> bool:
+        return pid == 7
+
+    kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
+    catalog, quotas = Catalog(), cast(Any, SimpleNamespace(has_quota=has_quota))
+    sites = Sites(made(kept, catalog, frame), cast(Any, None), catalog, quotas)
+    raw = np.array([(pid, pid, layout.FIRST_ID, NO_STACK, 0) for pid in (7, 8, 7)], np.uint64)
+    categories = [catalog.stack(site[KERNEL_ID]).category for site in sites.every(raw).tolist()]
+    of_those_with = "run-queue" if "exit_to_user_mode_loop" in names else "throttle"
+    assert categories == [of_those_with, of_those_without, of_those_with]
+    one_by_one = [
+        catalog.stack(sites.site(pid, pid, layout.FIRST_ID, NO_STACK, 0).kernel).category for pid in (7, 8, 7)
+    ]
+    assert one_by_one == categories
 
 
 def test_a_repeated_scheduler_function_is_left_from_an_earlier_call() -> None:
