@@ -47,6 +47,8 @@ OF_CGROUP = frozenset((FROZEN_BY, MEMORY_LIMIT))
 """How a blocker is known that is a setting of a cgroup."""
 NO_PROCESS = frozenset((ANSWER, DISK)) | OF_CGROUP
 """How a blocker may be known that is ELSEWHERE."""
+_TOO_MANY_DIGITS = 19
+"""A number of bytes with so many digits may exceed 63 bits. No machine has as much memory as the ones that do not."""
 
 
 class Blocker(NamedTuple):
@@ -91,6 +93,7 @@ def limit_text(limit_bytes: int, file: str) -> str:
 
 
 def limit_of(text: str) -> tuple[int, str]:
-    """Return the number and path in a `limit_text`; 0 and an empty path if it is none."""
+    """Return the number and path in a `limit_text`; 0 and an empty path for any other text, as of a recording."""
     number, _, file = text.partition(" ")
-    return (int(number), file) if number.isdecimal() and file else (0, "")
+    is_limit = len(number) < _TOO_MANY_DIGITS and number.isdecimal() and file
+    return (int(number), file) if is_limit else (0, "")

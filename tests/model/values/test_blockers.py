@@ -2,7 +2,9 @@
 
 import re
 
-from offtop.model.values.blockers import FILE_LOCK, VIA, Blocker
+import pytest
+
+from offtop.model.values.blockers import FILE_LOCK, VIA, Blocker, limit_of, limit_text
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 
@@ -17,3 +19,13 @@ def test_a_snapshot_names_all_that_hold_what_a_thread_waits_for() -> None:
 
 def test_every_way_to_know_a_blocker_is_described() -> None:
     assert all(re.fullmatch("[a-z-]+", via) and text for via, text in VIA.items())
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 ", "max /a", "-1 /a", "\u00b2 /a", f"{1 << 63} /a", f"{'9' * 5000} /a"])
+def test_text_that_is_no_memory_limit_has_none(text: str) -> None:
+    """A recording may have any text there: Python refuses to read a number of 5,000 digits."""
+    assert limit_of(text) == (0, "")
+
+
+def test_memory_limit_is_read_from_its_text() -> None:
+    assert limit_of(limit_text(4096, "/sys/fs/cgroup/a b/memory.max")) == (4096, "/sys/fs/cgroup/a b/memory.max")
