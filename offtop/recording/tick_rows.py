@@ -34,6 +34,8 @@ _LEVEL = 4
 MOST_CALLS = 4096
 """Most named system calls: the native and the 32-bit table have 1,000 together."""
 _MOST_CALL_NAME = 64
+_MOST_PRIORITY = 99
+"""Highest real-time priority: MAX_RT_PRIO - 1 (include/linux/sched/prio.h)."""
 _MOST_TITLE = 512
 """Longest title of a process, in characters: a source reads no more."""
 _MOST_WAITS = 1 << 50
@@ -207,6 +209,7 @@ def _entry(fields: Mapping[str, object], change: Change) -> Entry:
     realtime = {
         checked.integer(pid): checked.integer(one) for pid, one in checked.arrays(fields.get("realtime", []), 2)
     }
+    checked.check_range(np.array([*realtime.values()], np.int64), 0, _MOST_PRIORITY)
     return Entry(
         change,
         {_thread(pid, tid): checked.short_name(comm) for pid, tid, comm in checked.arrays(fields.get("comms"), 3)},

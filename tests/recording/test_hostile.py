@@ -342,6 +342,8 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
         ({"comms": [[1, 1, "x" * 65]]}, "a name is too long"),
         ({"processes": [[1, "x" * 65]]}, "a name is too long"),
         ({"details": [[1, "root", "x" * 8_193, "", 0]]}, "a name is too long"),
+        ({"realtime": [[1, 100]]}, "a number is out of range"),
+        ({"realtime": [[1, -1]]}, "a number is out of range"),
         ({"titles": [[1, "x" * 513]]}, "a title is too long"),
         ({"titles": [[1, 2]]}, "not a string"),
         ({"holders": [[1, 1, 2, 2, "x" * 65]]}, "a name is too long"),
