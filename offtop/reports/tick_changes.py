@@ -71,14 +71,15 @@ class Changes:
                 for name, waiting in gone(suspects, baseline.suspects or {})
             ],
         )
-        self._suspects = baseline.suspects
+        self._found, self._suspects = suspects, baseline.suspects
 
     def suspect(self, one: Suspect) -> json_baseline.SuspectChange | UnsetType:
         if self._suspects is None:
             return UNSET
         before = self._suspects.get(one.name, 0.0)
+        change = self._found.waiting_like(one) - before
         return json_baseline.SuspectChange(
-            waiting=round(before, 6), change=round(one.waiting - before, 6), new=not before, since_ns=one.since_ns
+            waiting=round(before, 6), change=round(change, 6), new=not before, since_ns=one.since_ns
         )
 
     def category(self, name: str) -> json_baseline.Change | None:

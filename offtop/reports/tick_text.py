@@ -158,7 +158,7 @@ def suspect_lines(
     """Yield a sentence for each suspect, and for each that only the baseline has."""
     texts = SuspectTexts(catalog, names, cause_finder)
     for one in found.suspects:
-        change = change_text(one, baseline)
+        change = change_text(one, found, baseline)
         yield f"suspect{f' {change}' if change else ''}: {printable(texts.sentence(one).in_batch)}"
     for text in gone_texts(found, baseline):
         yield f"suspect {printable(text)}"

@@ -117,14 +117,17 @@ _ALIKE = 0.8, 1.25
 """A multiple of the baseline between these is no change."""
 
 
-def change_text(one: Suspect, baseline: Baseline | None) -> str:
-    """Return how a suspect differs from the baseline: `new since 02:01:00`, `x3 of the baseline`; empty without one."""
+def change_text(one: Suspect, found: Found, baseline: Baseline | None) -> str:
+    """Return how a suspect differs from the baseline: `new since 02:01:00`, `x3 of the baseline`; empty without one.
+
+    `found`: all suspects of the tick.
+    """
     if baseline is None or baseline.suspects is None:
         return ""
     before = baseline.suspects.get(one.name, 0.0)
     if not before:
         return f"new since {datetime.fromtimestamp(one.since_ns // NS_PER_S):%H:%M:%S}"
-    factor, (least, most) = one.waiting / before, _ALIKE
+    factor, (least, most) = found.waiting_like(one) / before, _ALIKE
     return "as in the baseline" if least <= factor <= most else f"{times(factor)} of the baseline"
 
 

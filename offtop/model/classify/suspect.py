@@ -106,6 +106,11 @@ class Suspect(NamedTuple):
         return self.hops[-1]
 
     @property
+    def culprit(self) -> ThreadKey:
+        """The thread or process that must act; of threads that wait for each other, always the same one."""
+        return min(one.key for one in self.hops) if self.kind in (DEADLOCK, LOOP) else self.end.key
+
+    @property
     def is_likely(self) -> bool:
         """Whether a hop is not exact."""
         return not all(one.is_exact for one in self.hops)
@@ -159,6 +164,13 @@ class Found(NamedTuple):
     """Suspects that are left out because such waits are usual."""
     rivals: frozenset[int] = frozenset()
     """Processes that may take CPUs from each other."""
+
+    def waiting_like(self, one: Suspect) -> float:
+        """Return the average number of threads that wait for `one` or for another suspect of its name.
+
+        Other moments can be compared with this only, because there suspects of one name are not told apart.
+        """
+        return sum(other.waiting for other in (*self.suspects, *self.as_usual) if other.name == one.name)
 
 
 NOTHING_FOUND = Found()

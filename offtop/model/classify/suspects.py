@@ -61,8 +61,9 @@ class SuspectFinder:
         self._weights, self.usual = weights, usual
         self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
         """Key → harm and plain harm."""
-        self._since: dict[SuspectName, tuple[int, int, int]] = {}
-        """Name → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in which it was one."""
+        self._since: dict[tuple[SuspectName, ThreadKey], tuple[int, int, int]] = {}
+        """Name and what must act → when it became a suspect (CLOCK_REALTIME, CLOCK_MONOTONIC), and the last tick in
+        which it was one."""
         self._shown: Sequence[Suspect] = ()
         """The suspects of the last tick."""
         self._ticks = 0
@@ -126,12 +127,21 @@ class SuspectFinder:
         return found
 
     def _with_begin(self, shown: Sequence[Suspect], now: Snapshot) -> list[Suspect]:
+        """Return the suspects with the time since when they have been suspects.
+
+        What must act may be another thread or process by now, as when a program is started again and again. But each
+        of several suspects of one name has its own time.
+        """
         self._ticks += 1
         known = {name: at for name, at in self._since.items() if at[2] >= self._ticks - _FORGOTTEN_TICKS}
+        now_shown = {(one.name, one.culprit) for one in shown}
         found: list[Suspect] = []
         for one in shown:
-            taken_ns, at_ns, _ = known.get(one.name, (now.taken_ns, now.at_ns, 0))
-            known[one.name] = taken_ns, at_ns, self._ticks
+            own = one.name, one.culprit
+            before = [own] if own in known else [key for key in known if key[0] == one.name and key not in now_shown]
+            oldest = min(before, key=lambda key: known[key][1], default=None)
+            taken_ns, at_ns, _ = known.pop(oldest) if oldest else (now.taken_ns, now.at_ns, 0)
+            known[own] = taken_ns, at_ns, self._ticks
             found.append(one._replace(since_ns=taken_ns, lasted_ns=now.at_ns - at_ns))
         self._since = known
         return found

@@ -81,7 +81,7 @@ class GoneSuspect(Struct, frozen=True, kw_only=True):
 
 
 class SuspectChange(Struct, frozen=True, kw_only=True):
-    """The same suspect in the baseline, by names, whatever its PIDs were."""
+    """The same suspect in the baseline, by names, whatever its PIDs were. All with these names count as one."""
 
     waiting: float
     """Average threads that waited for it; 0: it is new."""

@@ -77,7 +77,7 @@ def described(
     made: list[SuspectText] = []
     for one in found.suspects:
         sentence, hops = texts.sentence(one), [_hop_text(hop, texts, catalog, names) for hop in one.hops]
-        change = change_text(one, baseline)
+        change = change_text(one, found, baseline)
         made.append(SuspectText(sentence.says, sentence.next, one.waiting, hops, change, sentence.brief))
     return made
 

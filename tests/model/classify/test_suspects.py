@@ -8,6 +8,7 @@ from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify import suspect_weights
+from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspect import CPU, DEADLOCK, HOLDER, QUOTA, WAIT, Found, SuspectName, averages, gone
 from offtop.model.classify.suspects import SuspectFinder
 from offtop.model.values.blockers import (
@@ -28,6 +29,7 @@ from offtop.model.values.peers import CLIENT, PEER, READER, WRITER, Peers, PeerS
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
+from offtop.units import NS_PER_S
 from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine, OwnNames
 
 _SESSION = "postgres: main: bench shop [local] "
@@ -154,6 +156,44 @@ def test_deadlocks_of_two_processes_of_a_program_are_two_suspects_at_each_tick()
         assert [(one.kind, one.waiting, one.harm) for one in found] == [(DEADLOCK, 2, found[0].harm)] * 2
         assert {one.end.key.pid for one in found} == {10, 20}
         assert len({one.key for one in found}) == 2
+
+
+def _deadlock(machine: Machine, pid: int) -> None:
+    for tid, other in ((pid, pid + 1), (pid + 1, pid)):
+        machine.held(machine.waits("app", pid, "lock", 30, tid=tid), Blocker(pid, other, MUTEX, True))
+
+
+def _later(waits: WaitsOfTick, ns: int) -> WaitsOfTick:
+    waits.snapshot = replace(waits.snapshot, at_ns=waits.snapshot.at_ns + ns)
+    return waits
+
+
+def test_each_of_several_suspects_of_a_name_has_its_own_begin() -> None:
+    machine, finder = Machine(), SuspectFinder(WEIGHTS)
+    _deadlock(machine, 20)
+    finder.tick(machine.tick())
+    _deadlock(machine, 10)  # which is now the first one found
+    found = finder.tick(_later(machine.tick(), NS_PER_S)).suspects
+    assert {one.culprit.pid: one.lasted_ns for one in found} == {10: 0, 20: NS_PER_S}
+
+
+def test_suspect_whose_process_is_started_again_keeps_its_begin() -> None:
+    finder, lasted = SuspectFinder(WEIGHTS), list[int]()
+    for number in range(3):
+        machine = Machine()
+        _deadlock(machine, 10 * (number + 1))
+        lasted += [one.lasted_ns for one in finder.tick(_later(machine.tick(), number * NS_PER_S)).suspects]
+    assert lasted == [0, NS_PER_S, 2 * NS_PER_S]
+
+
+def test_suspects_of_one_name_are_compared_together() -> None:
+    """Two deadlocks of two threads each are as many as they were."""
+    machine = Machine()
+    for pid in (10, 20):
+        _deadlock(machine, pid)
+    found = machine.found()
+    (waiting,) = averages([(found, NS_PER_S)]).values()
+    assert [found.waiting_like(one) for one in found.suspects] == [waiting, waiting] == [4, 4]
 
 
 def test_holders_of_two_locks_of_a_process_are_two_suspects() -> None:
