@@ -45,7 +45,7 @@ class Mount(NamedTuple):
 
 
 _REACHED = 0.9
-"""Share of a memory limit from which on it counts as reached: a moment ago, the kernel freed memory."""
+"""Share of a memory limit from which on it may be reached: a moment ago, the kernel freed memory."""
 
 
 class MemoryLimit(NamedTuple):
@@ -179,9 +179,11 @@ def frozen_by(content: bytes, mounts: Sequence[Mount]) -> Path | None:
 def reached_memory_limit(content: bytes, mounts: Sequence[Mount]) -> MemoryLimit | None:
     """Memory limit that a process has reached, from the content of its /proc/PID/cgroup; None if it has reached none.
 
-    It is that of its own cgroup, or of the nearest ancestor: `memory.limit_in_bytes` of version 1
-    (Documentation/admin-guide/cgroup-v1/memory.rst), or the lower one of `memory.high` and `memory.max` of version 2.
+    It is the one of its own cgroup and the ancestors of which most is used, because page cache fills any cgroup to
+    nearly its limit: `memory.limit_in_bytes` of version 1 (Documentation/admin-guide/cgroup-v1/memory.rst), or
+    `memory.high` or `memory.max` of version 2.
     """
+    most, found = 0.0, None
     for hierarchies, path in lines_of(content):
         for mount in mounts:
             is_v1 = "memory" in hierarchies and "memory" in mount.controllers
@@ -191,14 +193,12 @@ def reached_memory_limit(content: bytes, mounts: Sequence[Mount]) -> MemoryLimit
             names = ["memory.limit_in_bytes"] if is_v1 else ["memory.high", "memory.max"]
             for directory, _ in _upwards(path, mount):
                 used = _number_in(directory / usage)
-                limits = [
-                    MemoryLimit(directory / name, limit)
-                    for name in names
-                    if (limit := _number_in(directory / name)) and used >= _REACHED * limit
-                ]
-                if limits:
-                    return min(limits, key=lambda one: one.bytes)
-    return None
+                for name in names:
+                    limit = _number_in(directory / name)
+                    share = used / limit if limit else 0.0
+                    if share >= _REACHED and share > most:
+                        most, found = share, MemoryLimit(directory / name, limit)
+    return found
 
 
 def _number_in(file: Path) -> int:

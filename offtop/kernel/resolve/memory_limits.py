@@ -15,7 +15,7 @@ _FUNCTIONS = (
 
 
 class MemoryLimits:
-    """Finds the file of the limit that the thread's cgroup, or the nearest ancestor, has reached."""
+    """Finds the file of the limit that the thread's cgroup or an ancestor has reached."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.stacks = StacksIn(catalog, _FUNCTIONS)

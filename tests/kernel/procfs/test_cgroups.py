@@ -189,11 +189,13 @@ def test_a_process_is_frozen_by_its_cgroup_or_the_nearest_ancestor_that_is_froze
         ({"v2/a/b": 200}, {"v2/a/b/memory.max": "200", "v2/a/b/memory.high": "190"}, "v2/a/b/memory.high"),
         ({"v2/a/b": 50, "v2/a": 100}, {"v2/a/b/memory.max": "80", "v2/a/memory.max": "100"}, "v2/a/memory.max"),
         ({"v2/a/b": 80, "v2/a": 100}, {"v2/a/b/memory.max": "80", "v2/a/memory.max": "100"}, "v2/a/b/memory.max"),
+        ({"v2/a/b": 76, "v2/a": 100}, {"v2/a/b/memory.max": "80", "v2/a/memory.max": "100"}, "v2/a/memory.max"),
+        ({"v2/a/b": 80, "v2/a": 99}, {"v2/a/b/memory.high": "70", "v2/a/memory.max": "99"}, "v2/a/b/memory.high"),
         ({"v1/x": 100}, {"v1/x/memory.limit_in_bytes": "100"}, "v1/x/memory.limit_in_bytes"),
         ({"v1/x": 100}, {"v1/x/memory.limit_in_bytes": str((1 << 63) - 4096)}, None),
     ],
 )
-def test_memory_limit_that_is_reached_is_that_of_the_nearest_cgroup(
+def test_memory_limit_that_is_reached_is_the_one_of_which_most_is_used(
     made_up: Path, used: dict[str, int], limits: dict[str, str], reached: str | None
 ) -> None:
     for directory, number in used.items():
