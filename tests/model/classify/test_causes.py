@@ -249,6 +249,14 @@ ON_A_QUEUE = (
         ("openmp", "web", "lock", ("/usr/lib/libgomp.so.1.0.0!129059", "/usr/lib/libgomp.so.1.0.0!2", "main"), ()),
         ("openmp", "web", "lock", ("/usr/lib/libgomp.so.1.0.0!129059", "lib:start_thread"), ()),
         ("mutex", "web", "lock", ("lib:__lll_lock_wait", "work", "/usr/lib/libgomp.so.1.0.0!2"), ()),
+        *(
+            ("", "web", "lock", ("lib:syscall", own, "work", "/usr/lib/libgomp.so.1.0.0!2", "lib:start_thread"), ())
+            for own in (
+                "absl::lts_20250127::Mutex::LockSlowLoop(absl::lts_20250127::SynchWaitParams*, int)",
+                "AbslInternalPerThreadSemWait_lts_20250127",
+                "tbb::detail::r1::market::process(rml::job&)",
+            )
+        ),
         ("join", "web", "lock", ("lib:pthread_join", "main"), ()),
         ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
         ("unix-connect", "t", "connect", ("lib:connect", "main"), ("unix_wait_for_peer", "unix_stream_connect")),
