@@ -1,6 +1,8 @@
 """Suspects of short waits for a CPU or a CPU quota. Such waits have no edges, so sums of the window are compared."""
 
-from collections.abc import Collection, Mapping
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
 from offtop.model.classify.activity import RUNS, Activity
 from offtop.model.classify.suspect import CPU, QUOTA, Hop, Suspect, Usual, part_unusual, weighed
@@ -17,6 +19,8 @@ _MENTIONED_SHARE = 0.05
 """Of all that wait for a CPU: programs below are not counted in the sentence."""
 _LEAST_THREADS = 0.01
 """Average number of threads from which a process is named."""
+_MOST_RIVALS = 256
+"""Most processes whose CPUs are looked up besides the largest ones, those that run most first."""
 _LEAST_CPU = 1.0
 """It is accused only if at least so many threads wait for a CPU, on average."""
 
@@ -47,12 +51,16 @@ class CpuSuspects:
         if sum(victims.values()) < _LEAST_CPU:
             return []
         runner, largest = self._largest((hog,), activity.running)[hog], self._largest(victims, activity.ready)
-        self.rivals = frozenset((runner, *largest.values()))
+        runners = self._runners(victims)
+        every = heapq.nlargest(
+            _MOST_RIVALS, (pid for some in runners.values() for pid in some), activity.running.__getitem__
+        )
+        self.rivals = frozenset((runner, *largest.values(), *every))
         victims = {
             program: amount
             for program, amount in victims.items()
             if self._may_share_cpus(largest[program], runner)
-            and not self._fills_its_cpus(largest[program], running.get(program, 0.0))
+            and not self._fill_the_cpus_of(largest[program], runners.get(program, ()))
         }
         waiting = sum(victims.values())
         if waiting < _LEAST_CPU:
@@ -109,10 +117,24 @@ class CpuSuspects:
         is_known = bool(some and others)
         return not is_known or any(first <= end and begin <= last for first, last in some for begin, end in others)
 
-    def _fills_its_cpus(self, pid: int, running: float) -> bool:
-        """Return whether a program that runs so much uses most of the CPUs it may use, so that it waits for itself."""
+    def _runners(self, programs: Collection[str]) -> Mapping[str, Sequence[int]]:
+        """Return the processes of these programs that run."""
+        found = defaultdict[str, list[int]](list)
+        for pid, amount in self._activity.running.items():
+            if amount > 0 and (program := self._catalog.process(pid)) in programs:
+                found[program].append(pid)
+        return found
+
+    def _fill_the_cpus_of(self, pid: int, others: Sequence[int]) -> bool:
+        """Return whether processes of a program use most of the CPUs that one of them may use: it waits for its own.
+
+        Those that may only use other CPUs do not count, as when a server binds each of its workers to a CPU.
+        """
         allowed = sum(last - first + 1 for first, last in cpu_ranges(self._catalog.detail(pid).cpus))
-        return allowed > 0 and running >= _HOG_SHARE * allowed
+        if allowed <= 0:
+            return False
+        running = sum(self._activity.running[one] for one in others if self._may_share_cpus(one, pid))
+        return running >= _HOG_SHARE * allowed
 
     def _largest(self, programs: Collection[str], by_pid: Mapping[int, float]) -> dict[str, int]:
         """Return the process with the largest amount of each program."""

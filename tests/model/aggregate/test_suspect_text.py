@@ -381,7 +381,7 @@ def test_program_is_not_accused_of_taking_cpus_that_the_others_may_not_use(hog: 
     machine.runs("yes", 20, 1.0)
     machine.catalog.details[20] = Details(cpus=hog)
     assert bool(sentences(machine, 3)) == is_accused
-    assert machine.found().rivals == {10, 20}, "of these the CPUs must be known"
+    assert machine.found().rivals == {10, 11, 12, 13, 20}, "of these the CPUs must be known"
 
 
 def test_hint_does_not_advise_to_renice_a_real_time_program() -> None:
@@ -415,6 +415,17 @@ def test_program_that_fills_the_cpus_it_may_use_waits_for_itself(cpus: str, is_a
         machine.catalog.details[pid] = Details(cpus=cpus)
     machine.runs("yes", 20, 1.0)
     assert bool(sentences(machine, 3)) == is_accused
+
+
+def test_workers_that_are_bound_to_a_cpu_each_do_not_fill_the_cpu_of_one() -> None:
+    """Each of six runs for 0.16 of its CPU, whose rest another program takes."""
+    machine = Machine()
+    for number in range(6):
+        machine.runs("nginx", 10 + number, 0.16, ready=0.84)
+        machine.catalog.details[10 + number] = Details(cpus=str(number))
+    for number in range(6):
+        machine.runs("yes", 20 + number, 0.84)
+    assert sentences(machine, 3)[0][0].endswith("taken by 6 yes, which run")
 
 
 @pytest.mark.parametrize(
