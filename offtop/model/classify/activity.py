@@ -93,7 +93,7 @@ class Activity:
         """Return the category with most time among waits that are not idle, and that time; empty if there are none."""
         sums: dict[str, int] = {}
         for (category, idle), ns in self._blocked_ns(key).items():
-            if not idle:
+            if not idle and category != SHORT:
                 sums[category] = sums.get(category, 0) + ns
         if not sums:
             return "", 0.0
@@ -107,7 +107,7 @@ class Activity:
         return asleep > 0 and asleep >= _MOSTLY * sum(blocked.values())
 
     def _blocked_ns(self, key: ThreadKey) -> Mapping[tuple[str, bool], int]:
-        """Return the time by category and whether it is idle, without waits for a CPU and those without a stack."""
+        """Return the time by category and whether it is idle, without waits for a CPU."""
         every = self._every
         rows = every.ids[:, 0] == key.pid
         if key.tid:
@@ -117,7 +117,7 @@ class Activity:
         times: list[int] = every.total_ns[rows].tolist()
         for number, ns in zip(numbers, times, strict=True):
             leaf = every.leaves[number]
-            if leaf.category not in (RUN_QUEUE, THROTTLE, SHORT):
+            if leaf.category not in (RUN_QUEUE, THROTTLE):
                 found[leaf.category, bool(leaf.idle)] += ns
         return found
 

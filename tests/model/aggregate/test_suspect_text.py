@@ -28,9 +28,10 @@ from offtop.model.values.blockers import (
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
-from offtop.model.values.snapshot import Holder
+from offtop.model.values.snapshot import Holder, ThreadTotals
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.values.wake import NO_WAKE, Object
+from offtop.units import NS_PER_S
 from tests.model.machine import Machine, OwnNames
 
 _ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
@@ -515,6 +516,20 @@ def test_server_that_sleeps_in_its_handlers_at_an_even_pace_sleeps(polls_ms: int
     (site,) = machine.sites
     machine.ended(ThreadKey(20, 20), "poll", NO_WAKE, 1, "lib:epoll_wait", "uv_run", ms=polls_ms)
     machine.at_even_pace = SiteKeys(integers([site], SITES.width))
+    assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
+
+
+@pytest.mark.parametrize(("short_ms", "does"), [(90, "sleeps"), (900, "looks idle")])
+def test_server_with_short_waits_besides_its_sleeps_does_not_only_sleep(short_ms: int, does: str) -> None:
+    """A thread of it sleeps; what the others do in waits below the minimum is unknown."""
+    machine = Machine()
+    for pid in range(30, 38):
+        machine.held(machine.waits("app", pid, "net-recv", 5), Blocker(20, 0, ANSWER, True))
+    machine.named("server", 20)
+    machine.ended(ThreadKey(20, 20), "sleep", NO_WAKE, 3, "lib:nanosleep", "tick", ms=300)
+    machine.at_even_pace = SiteKeys(integers([*machine.sites], SITES.width))
+    ns = short_ms * NS_PER_S // 1000
+    machine.ran[ThreadKey(20, 21)] = ThreadTotals(100, ns, short_waits=100, short_ns=ns)
     assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
 
 
