@@ -177,6 +177,16 @@ def test_each_of_several_suspects_of_a_name_has_its_own_begin() -> None:
     assert {one.culprit.pid: one.lasted_ns for one in found} == {10: 0, 20: NS_PER_S}
 
 
+def test_second_suspect_of_a_name_has_done_no_harm_in_earlier_ticks() -> None:
+    """Two threads in three ticks are fewer than one on average."""
+    machine, finder = Machine(), SuspectFinder(WEIGHTS)
+    _deadlock(machine, 10)
+    shown = [len(finder.tick(machine.tick()).suspects) for _ in range(2)]
+    _deadlock(machine, 20)
+    shown += [len(finder.tick(machine.tick()).suspects) for _ in range(2)]
+    assert shown == [1, 1, 1, 2]
+
+
 def test_suspect_whose_process_is_started_again_keeps_its_begin() -> None:
     finder, lasted = SuspectFinder(WEIGHTS), list[int]()
     for number in range(3):
