@@ -109,19 +109,13 @@ class Machine:
             1, ready_ns, ready_ns, running_ns=int(share * NS_PER_S), short_ns=ready_ns, short_runqueue_ns=ready_ns
         )
 
-    def throttled(self, program: str, pid: int, share: float, ready: float = 0.0) -> None:
-        """A thread waited for that part of the last second for its CPU quota, and for another one for a CPU."""
+    def throttled(self, program: str, pid: int, share: float) -> None:
+        """A thread waited for that part of the last second for its CPU quota."""
         self.named(program, pid)
         site = SiteKey(pid, pid, self._stack([Frame(KERNEL, 0, "throttle_cfs_rq_work")], "throttle"), NO_STACK)
         ns = int(share * NS_PER_S)
         self.sites[site] = SiteTotals(9, ns, ns, max_ns=NS_PER_S // 10)
-        ready_ns = int(ready * NS_PER_S)
-        self.ran[ThreadKey(pid, pid)] = ThreadTotals(
-            *(10, ns + ready_ns, ns + ready_ns),
-            running_ns=NS_PER_S - ns - ready_ns,
-            short_ns=ready_ns,
-            short_runqueue_ns=ready_ns,
-        )
+        self.ran[ThreadKey(pid, pid)] = ThreadTotals(9, ns, ns, running_ns=NS_PER_S - ns)
 
     def ended(self, key: ThreadKey, category: str, wake: int, waits: int, *user: str, ms: int = 10) -> None:
         """Waits of so many ms at functions `user`, leaf first, ended in the last second."""

@@ -76,13 +76,8 @@ class CpuSuspects:
         return [Suspect(CPU, (waiters, hops[1]), waiting, harm, weight * waiting)]
 
     def throttled(self) -> list[Suspect]:
-        """Return the programs that wait for their CPU quota.
-
-        Since 6.18, a thread that is preempted between two task works has the same stack as one that is throttled. So a
-        program of which no quota is known must wait for it longer than for a CPU.
-        """
-        throttled, ready = (self._by_program(one) for one in (self._activity.throttled, self._activity.ready))
-        with_quota = {self._catalog.process(pid) for pid in self._activity.quotas}
+        """Return the programs that wait for their CPU quota."""
+        throttled = self._by_program(self._activity.throttled)
         weight = self._weights.alone.get(THROTTLE, 0.0)
         return [
             weighed(
@@ -95,7 +90,7 @@ class CpuSuspects:
                 part_unusual(self._usual, program, THROTTLE, amount),
             )
             for program, amount in throttled.items()
-            if amount > _LEAST_THREADS and (program in with_quota or amount >= ready.get(program, 0.0))
+            if amount > _LEAST_THREADS
         ]
 
     def _throttled_hop(self, program: str) -> Hop:

@@ -396,17 +396,6 @@ def test_hint_does_not_advise_to_renice_a_real_time_program() -> None:
     assert then == "the real-time priority of poller (50), which runs before all normal programs: chrt -p 20"
 
 
-@pytest.mark.parametrize(("quota", "is_named"), [("", False), (quota_text(0.2, "/app"), True)])
-def test_program_without_a_known_quota_that_waits_for_a_cpu_is_not_said_to_wait_for_a_quota(
-    quota: str, is_named: bool
-) -> None:
-    machine = Machine()
-    machine.throttled("svc", 30, 0.4, ready=0.5)
-    if quota:
-        machine.held(ThreadKey(30, 0), Blocker(30, 0, CPU_QUOTA, True, quota))
-    assert bool(sentences(machine, 3)) == is_named
-
-
 @pytest.mark.parametrize(("cpus", "is_accused"), [("0", False), ("0-1", True), ("", True)])
 def test_program_that_fills_the_cpus_it_may_use_waits_for_itself(cpus: str, is_accused: bool) -> None:
     """Six processes run for 0.96 of a CPU in all; another one runs on the other CPU."""
