@@ -11,7 +11,7 @@ KINDS ?= pyz $(if $(shell command -v dpkg-deb),deb) $(if $(shell command -v rpmb
 SYSTEM ?=
 
 bin := .venv/bin
-other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not losses and not exits and not guest and not fleet'
+other_tests := -m 'not kernel and not variant and not incident and not consumer and not fault and not soak and not losses and not exits and not guest and not fleet'
 epoch = $(or $(shell git log -1 --format=%ct 2>/dev/null),$(shell stat -c %Y CHANGELOG.md))
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Otherwise the programs that the tests start would inherit make's own variables.
@@ -70,7 +70,7 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	    $(or $(ARGS),tests/kernel tests/cli); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
-variants: setup-test ## run the kernel tests that `make test` leaves out: slow ones, other programs, probes, screens
+variants: setup-test ## run the tests that `make test` leaves out: slow ones, other programs, probes, screens
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m variant $(ARGS)
 
 # All of them take less than half a day. After that the run stops and fails.

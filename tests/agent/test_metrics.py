@@ -134,6 +134,7 @@ def test_conventions_of_prometheus(got: Got) -> None:
     assert got.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
+@pytest.mark.variant
 def test_limit_of_series_holds_and_the_rest_is_other() -> None:
     with demo_agent(most_series=8) as agent, serving(agent.pages) as server:
         agent.run()

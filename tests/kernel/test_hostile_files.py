@@ -175,6 +175,7 @@ def test_unterminated_names_take_little_time_and_memory() -> None:
     assert peak_bytes < 80 << 20
 
 
+@pytest.mark.variant
 def test_a_huge_perf_map_is_read_in_bounded_time_and_memory() -> None:
     reads = GuardedReads().channel(60)
     path = Path(f"/tmp/perf-{os.getpid()}.map")

@@ -153,6 +153,7 @@ async def test_palette_lists_every_action_with_its_keys_themes_and_the_mouse() -
         assert await offered(app, "xyzzy") == []
 
 
+@pytest.mark.variant
 @asynchronous
 async def test_palette_may_be_closed_at_any_moment() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, _):

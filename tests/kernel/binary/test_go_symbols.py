@@ -77,6 +77,7 @@ def functions(path: Path) -> list[Symbol]:
     ]
 
 
+@pytest.mark.variant
 def test_each_function_is_named_from_its_first_byte_to_its_last(directory: Path, stripped: Binary) -> None:
     every = functions(directory / "whole")
     assert {"main.(*shop).serve", "main.last", "main.main"} <= {one.name for one in every}

@@ -13,6 +13,7 @@ from tests.kernel import objdump
 _ADDRESS = 0x1000
 
 
+@pytest.mark.variant
 @pytest.mark.skipif(not shutil.which("objdump") or platform.machine() != "x86_64", reason="no objdump of x86-64 here")
 def test_exits_and_returns_match_objdump() -> None:
     """Check every ninth function of libc.

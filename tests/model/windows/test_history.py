@@ -169,6 +169,7 @@ def test_periodic_sites_that_change_take_a_tenth_when_packed() -> None:
     assert newest.idle.periodic.bytes_held == newest.periodic_bytes
 
 
+@pytest.mark.variant
 def test_bytes_held_are_those_of_tracemalloc_within_a_factor_of_2() -> None:
     for max_bytes in (10 * 2**20, 2**19):
         source = BusySource(100, still=50)
