@@ -30,6 +30,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy")
+# Collecting makes millions of objects that stay: the garbage collector would visit all of them again and again.
+gc.disable()
 
 ANN = 54321
 """The uid and gid of a user without an account on this machine."""
@@ -101,6 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what the tests are made of, and run as rarely as in offtop."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 100)

@@ -46,9 +46,11 @@ def test_screen_starts_with_the_command_line_options(tmp_path: Path) -> None:
     [
         ("", "", True),
         ("", "1", False),
-        ("--color never", "", False),
         ("--color always", "1", True),
-        ("--theme light", "1", False),
+        *(
+            pytest.param(*one, marks=pytest.mark.variant)
+            for one in (("--color never", "", False), ("--theme light", "1", False))
+        ),
     ],
 )
 def test_color_option_overrides_NO_COLOR(  # noqa: N802

@@ -374,6 +374,7 @@ def exported(form: str, *arguments: str) -> str:
     return ended.out
 
 
+@pytest.mark.variant
 def test_every_format_has_all_the_time_that_offtop_shows(shown_ns: int, every_ns: int) -> None:
     rows = [*csv.DictReader(io.StringIO(exported("csv")))]
     whole = sum(int(row["total_ns"]) for row in rows)
@@ -388,6 +389,7 @@ def test_every_format_has_all_the_time_that_offtop_shows(shown_ns: int, every_ns
     assert not any("__schedule" in row["stack"] for row in rows)
 
 
+@pytest.mark.variant
 def test_jsonl_equals_the_output_of_replay(tmp_path: Path, replayed: str) -> None:
     assert exported("jsonl") == replayed
     out = tmp_path / "x.jsonl"

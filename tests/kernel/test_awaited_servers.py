@@ -219,6 +219,7 @@ def test_server_that_is_on_no_network_of_this_machine_is_named_by_its_address(li
         assert found(live, ThreadKey(client, client)) == (Blocker(ELSEWHERE, 0, ANSWER, False, address),)
 
 
+@pytest.mark.variant
 def test_nobody_is_named_if_no_answer_is_due_or_none_can_be_attributed(live: Watch) -> None:
     """Nobody owes an answer to a client that has it, nor to a server's old subscription.
 

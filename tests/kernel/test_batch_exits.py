@@ -23,6 +23,14 @@ It loads until about 160 ms, then uses the cache, or else compiles.
 """
 
 
+def at_moments(*moments: tuple[object, ...]) -> list[object]:
+    """Leave all but three of these out of `make test`; `make faults` has more."""
+    return [
+        pytest.param(*one, marks=[] if number in (1, 3, 5) else pytest.mark.variant)
+        for number, one in enumerate(moments)
+    ]
+
+
 def cache(kept: bool) -> dict[str, str]:
     """Return an environment with or without a filled cache of compiled programs."""
     return {} if kept else {"OFFTOP_CACHE": ""}
@@ -73,7 +81,7 @@ def test_a_closed_pipe_ends_it_quietly_with_status_0() -> None:
 
 @pytest.mark.parametrize(
     ("number", "cpu_ms", "kept"),
-    [(number, *moment) for number, moment in zip(itertools.cycle(STATUS), MOMENTS, strict=False)],
+    at_moments(*((number, *moment) for number, moment in zip(itertools.cycle(STATUS), MOMENTS, strict=False))),
 )
 def test_a_signal_during_startup_ends_it_with_its_status(number: signal.Signals, cpu_ms: int, kept: bool) -> None:
     with started("-b", "-d", "0.1", **cache(kept)) as run:
@@ -101,7 +109,7 @@ def test_killed_while_compiling_it_leaves_no_compiler_behind() -> None:
         run.assert_none()
 
 
-@pytest.mark.parametrize(("cpu_ms", "kept"), MOMENTS)
+@pytest.mark.parametrize(("cpu_ms", "kept"), at_moments(*MOMENTS))
 def test_killed_during_startup_it_leaves_nothing(cpu_ms: int, kept: bool) -> None:
     with started("-b", "-d", "0.1", **cache(kept)) as run:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))

@@ -491,6 +491,7 @@ def test_of_many_short_calls_some_have_a_stack_whatever_the_budget(tmp_path: Pat
 FIO_CALLS, FIO_BYTES = 100, 256 << 10
 
 
+@pytest.mark.variant
 @pytest.mark.skipif(not shutil.which("fio"), reason="fio is not here: apt-get install fio")
 @pytest.mark.parametrize(("direction", "operation"), [("read", "pread"), ("write", "pwrite")])
 def test_counts_bytes_and_mean_time_are_those_of_fio(counting: Watch, direction: str, operation: str) -> None:

@@ -194,8 +194,11 @@ def test_mode_filters_and_details_are_as_on_the_host_itself(host: Sshd) -> None:
     [
         (["--remote-offtop", "/none/offtop"], "There is no /none/offtop on db7, or not in the PATH there"),
         (["-p", "4194000"], "db7: No process 4194000"),
-        (["--sudo-command", "no-sudo -n"], "There is no no-sudo on db7. Name another --sudo-command"),
-        (["--remote-offtop", "true"], "ssh to db7 ended"),
+        pytest.param(
+            *(["--sudo-command", "no-sudo -n"], "There is no no-sudo on db7. Name another --sudo-command"),
+            marks=pytest.mark.variant,
+        ),
+        pytest.param(["--remote-offtop", "true"], "ssh to db7 ended", marks=pytest.mark.variant),
     ],
 )
 def test_what_is_wrong_on_the_host_is_one_sentence(host: Sshd, options: list[str], said: str) -> None:

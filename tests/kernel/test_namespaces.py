@@ -306,6 +306,7 @@ def test_a_fork_storm_shows_no_host_id(tmp_path: Path) -> None:
     assert [one["comm"] for one in every if one["pid"] == OUTSIDE and one["comm"] in ("storm", "exe")] == []
 
 
+@pytest.mark.variant
 def test_p_and_t_take_the_containers_ids(family: Path) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]

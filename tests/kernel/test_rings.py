@@ -230,17 +230,9 @@ def test_with_minimum_0_each_request_has_the_stack_of_its_submission(writer: Pat
     assert (one.calls, one.bytes, one.total_ns) == (20, 20, totals.total_ns)
 
 
+@pytest.mark.variant
 @pytest.mark.skipif(not shutil.which("fio"), reason="fio is not here: apt-get install fio")
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        *(
-            pytest.param(one, marks=pytest.mark.variant)
-            for one in (("--fixedbufs", "--registerfiles"), ("--sqthread_poll",))
-        ),
-    ],
-)
+@pytest.mark.parametrize("options", [(), ("--fixedbufs", "--registerfiles"), ("--sqthread_poll",)])
 def test_counts_bytes_and_mean_time_are_those_of_fio(options: tuple[str, ...]) -> None:
     path = Path("/var/tmp") / f"offtop-rings-{os.getpid()}"  # /tmp may be in memory, where direct I/O is refused
     command = ["fio", "--name=job", "--ioengine=io_uring", "--direct=1", "--output-format=json", f"--filename={path}"]

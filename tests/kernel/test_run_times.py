@@ -116,6 +116,7 @@ def test_a_spinner_runs_or_is_ready_all_the_time(live: Watch, built: Path) -> No
         assert window.machine.cpus == os.cpu_count()
 
 
+@pytest.mark.variant
 def test_two_spinners_on_one_cpu_share_it_and_are_ready_otherwise(live: Watch, built: Path) -> None:
     with spinning(built, 2, cpus=[max(os.sched_getaffinity(0))]) as tids:
         live.tick(0.2)

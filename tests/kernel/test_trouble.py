@@ -44,7 +44,10 @@ def test_a_process_that_keeps_calling_exec_counts_to_the_end(tmp_path: Path) -> 
     trouble.exec_repeatedly(tmp_path, by_others=0, within=True)
 
 
-@pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.15, 2), (0.4, 1), (0.7, 2)])
+@pytest.mark.parametrize(
+    ("after_s", "times"),
+    [(0.15, 2), *(pytest.param(*one, marks=pytest.mark.variant) for one in ((0.0, 1), (0.4, 1), (0.7, 2)))],
+)
 def test_ctrl_c_during_startup_leaves_a_sane_terminal(after_s: float, times: int) -> None:
     trouble.ctrl_c(after_s, times)
 

@@ -239,6 +239,7 @@ def test_truncated_file_is_refused_or_replayed_as_far_as_possible(tmp_path: Path
     assert replay_output(path)
 
 
+@pytest.mark.variant
 def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "it"
     chance = random.Random(7)

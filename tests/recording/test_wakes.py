@@ -546,6 +546,7 @@ def test_wakes_in_the_totals_beyond_the_bound_are_lost(tmp_path: Path, monkeypat
     }
 
 
+@pytest.mark.variant
 def test_overwritten_bytes_cause_no_crash(tmp_path: Path) -> None:
     whole, path, chance = recorded(tmp_path / "whole", 5).read_bytes(), tmp_path / "it", random.Random(7)
     for _ in range(30):

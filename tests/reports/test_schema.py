@@ -19,11 +19,7 @@ def tick() -> dict[str, Any]:
 
 
 def is_valid(made: Any) -> bool:
-    try:
-        jsonschema.validate(made, SCHEMA, jsonschema.Draft202012Validator)
-    except jsonschema.ValidationError:
-        return False
-    return True
+    return jsonschema.Draft202012Validator(SCHEMA).is_valid(made)  # pyright: ignore[reportUnknownMemberType]
 
 
 def shrunk(tick: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from screenshots.make import SHOTS, Shot, take
 
 _DIRECTORY = Path(__file__).parents[2] / "screenshots"
 _ROOT = Path(__file__).parents[2]
+_QUICKLY = ("first-dark", "small", "suspects", "tree", "stuck", "files", "help")
+"""The others are drawn in `make variants`."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,10 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     time.tzset()
 
 
-@pytest.mark.parametrize("shot", SHOTS, ids=lambda shot: shot.name)
+@pytest.mark.parametrize(
+    "shot",
+    [pytest.param(shot, id=shot.name, marks=[] if shot.name in _QUICKLY else [pytest.mark.variant]) for shot in SHOTS],
+)
 def test_screenshot_is_identical(shot: Shot) -> None:
     drawn = asyncio.run(take(shot))
     assert drawn == (_DIRECTORY / f"{shot.name}.svg").read_text(encoding="utf-8")

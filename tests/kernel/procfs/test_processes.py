@@ -446,6 +446,7 @@ def test_a_live_source_keeps_details_as_long_as_a_window_can_name_them() -> None
         assert one.pid not in catalog.details
 
 
+@pytest.mark.variant
 @pytest.mark.kernel
 def test_a_live_source_does_not_mix_up_processes_of_one_pid() -> None:
     with watch.watching() as live:

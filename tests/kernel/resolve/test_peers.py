@@ -574,6 +574,7 @@ def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, catalog: 
     assert peers_of(worker, catalog, Object("file", str(tmp_path / "lock"))) == [NO_PEERS]
 
 
+@pytest.mark.variant
 @pytest.mark.kernel
 def test_json_has_peers_and_what_an_epoll_watches() -> None:
     epolls = subprocess.Popen([sys.executable, "-c", _POLLS])

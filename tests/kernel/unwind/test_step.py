@@ -303,6 +303,7 @@ int main(int count, char **words) {
 """
 
 
+@pytest.mark.variant
 def test_a_program_does_not_show_functions_of_its_exec_successor(live: Watch, tmp_path: Path) -> None:
     """Both are at the same addresses, so only the exec itself distinguishes them."""
     naps = ("nap_of_one", "nap_of_the_other_with_a_longer_name")
