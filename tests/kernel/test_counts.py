@@ -268,11 +268,11 @@ def test_threads_preempted_between_task_works_wait_for_a_cpu_not_for_a_quota(liv
             os.sched_setaffinity(child.pid, {cpu})
             child.go_on_alone()
         live.tick(0.1)
-        window = live.tick(1)
+        windows = [live.tick(0.1) for _ in range(15)]  # at the end of most, one is just preempted there
         for child in every:
-            found = watch.by_category(window, child.pid)
-            assert found["run-queue"].waits > 10
-            assert "throttle" not in found
+            found = [watch.by_category(window, child.pid) for window in windows]
+            assert sum(one["run-queue"].waits for one in found if "run-queue" in one) > 10
+            assert not any("throttle" in one for one in found)
 
 
 def test_a_stopped_process_is_in_stopped_until_it_continues(live: Watch, tmp_path: Path) -> None:

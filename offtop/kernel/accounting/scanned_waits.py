@@ -80,6 +80,7 @@ class ScannedWaits:
         kernel = self._stacks.scanned(scan.stacks, scan.deep_frames)
         for one in np.flatnonzero(flags[at] & layout.SCANNED_FROZEN).tolist():
             kernel[one] = self._stacks.frozen(int(kernel[one]))
+        kernel = self._sites.with_quotas(rows[at, 0], kernel)
         calls, has_arguments = calls_in(registers, self._catalog)
         rows[at, WAKE] = self._wakes_of(rows[at], kernel, scan.stacks["object"])
         rows[at, KERNEL] = self._sites.with_connects(kernel, rows[at, WAKE])

@@ -31,7 +31,7 @@ class Sites:
     def every(self, raw: NDArray[np.uint64]) -> Ints:
         """Resolve many raw keys at once: rows of pid, tid, kernel stack, user stack and wake."""
         sites = self._stacks.sites(raw)
-        self._ready_without_quota(sites)
+        sites[:, KERNEL] = self.with_quotas(sites[:, 0], sites[:, KERNEL])
         at = np.flatnonzero(raw[:, WAKE])
         if not len(at):
             return sites
@@ -47,15 +47,14 @@ class Sites:
         sites[at, KERNEL] = self.with_connects(sites[at, KERNEL], sites[at, WAKE])
         return sites
 
-    def _ready_without_quota(self, sites: Ints) -> None:
-        """Replace the kernel stacks of waits for a CPU quota of processes that have none."""
-        kernels: list[int] = distinct_codes(sites[:, KERNEL]).tolist()
-        for kernel in kernels:
-            if (ready := self._stacks.ready(kernel)) == kernel:
-                continue
-            at = np.flatnonzero(sites[:, KERNEL] == kernel)
-            pids: list[int] = sites[at, 0].tolist()
-            sites[at[[not self._quotas.has_quota(pid) for pid in pids]], KERNEL] = ready
+    def with_quotas(self, pids: Ints, kernels: Ints) -> Ints:
+        """Return the kernel stacks of waits; one for a CPU quota has that of one for a CPU if its process has none."""
+        of_throttled = [one for one in distinct_codes(kernels).tolist() if self._stacks.ready(one) != one]
+        at = np.flatnonzero(np.isin(kernels, of_throttled))
+        at = at[[not self._quotas.has_quota(pid) for pid in pids[at].tolist()]]
+        found = kernels.copy()
+        found[at] = [self._stacks.ready(one) for one in kernels[at].tolist()]
+        return found
 
     def with_connects(self, kernels: Ints, wakes: Ints) -> Ints:
         """Return the kernel stacks of waits; a poll of a socket that is being connected has that of a connect."""
