@@ -118,9 +118,12 @@ def test_a_storm_counts_once_wherever_ticks_end(live: Watch) -> None:
         asked(live, child, WAKEUP)
         child.go_on_alone()
         windows = [live.tick(0.011) for _ in range(40)]
+        child.listen()
+        windows.append(live.tick(0.05))
+        gaps, storms, woken = (child.at[name] for name in ("gaps", "storms", "woken"))
     sums = sum_of(storm for window in windows for storm in window.storms.values())
-    assert 40 <= sums.storms <= 44, "the hypervisor may halt a waker meanwhile"
-    assert sums.woken <= 40 * 100
+    assert 30 <= storms <= sums.storms <= storms + gaps
+    assert sums.woken <= woken
     assert sums.largest <= 100
 
 
