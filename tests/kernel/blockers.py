@@ -10,12 +10,13 @@ from offtop.model.values.blockers import Blocker
 from offtop.model.values.catalog import ThreadKey
 from tests.kernel.watch import Watch
 
-_SECONDS = 30.0
+SECONDS = 30.0
+"""How long a busy machine may take."""
 
 
 def found(live: Watch, key: ThreadKey, is_it: Callable[[tuple[Blocker, ...]], bool] = bool) -> tuple[Blocker, ...]:
     """Tick until the blockers of a thread are what a test waits for, and return them."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + SECONDS
     while not is_it(blockers := live.last.blockers.get(key, ())):
         assert time.monotonic() < deadline, f"{blockers}"
         live.tick(0.2)

@@ -32,14 +32,12 @@ from offtop.model.values.blockers import (
 from offtop.model.values.catalog import Catalog, ThreadKey
 from tests.conftest import lacks
 from tests.kernel import programs, waits
-from tests.kernel.blockers import child, found
+from tests.kernel.blockers import SECONDS, child, found
 from tests.kernel.hangs import fuse
 from tests.kernel.procfs.test_cgroups import remove
 from tests.kernel.watch import Watch
 
 pytestmark = pytest.mark.kernel
-
-_SECONDS = 30.0
 
 PARENT = "import os; sleep = lambda: os.spawnvp(os.P_NOWAIT, 'sleep', ['sleep', '1000'])"
 TITLED = r"""
@@ -96,7 +94,7 @@ def test_awaited_child_or_each_of_several_is_named(live: Watch) -> None:
 
 def test_title_of_a_process_that_waits_is_read(live: Watch, tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "titled", TITLED), "room for a title"]) as program:
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + SECONDS
         while live.last.titles.get(program.pid) != "titled: idle":
             assert time.monotonic() < deadline
             live.tick(0.2)

@@ -14,7 +14,7 @@ from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 from tests.kernel import programs
-from tests.kernel.blockers import check_owner, never_found
+from tests.kernel.blockers import SECONDS, check_owner, never_found
 from tests.kernel.hangs import stuck
 from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
@@ -22,7 +22,6 @@ from tests.model.machine import OwnNames
 
 pytestmark = pytest.mark.kernel
 
-_SECONDS = 30.0
 MUTEXES = r"""
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -234,7 +233,7 @@ def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path
 
 
 def test_owner_of_a_mutex_that_changes_hands_is_the_one_that_does_not_wait_for_it(live: Watch, turns: Path) -> None:
-    ticks, named, deadline = 0, 0, time.monotonic() + _SECONDS
+    ticks, named, deadline = 0, 0, time.monotonic() + SECONDS
     with programs.running([turns]) as program:
         while ticks < 8 or not named:  # a lookup may come too late on a busy machine
             assert time.monotonic() < deadline

@@ -164,15 +164,10 @@ def frozen_by(content: bytes, mounts: Sequence[Mount]) -> Path | None:
     It is of the process's own cgroup, or of its nearest ancestor that was frozen itself: `freezer.state` of version 1
     (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst), or `cgroup.freeze` of version 2.
     """
-    for hierarchies, path in lines_of(content):
-        for mount in mounts:
-            is_v1 = "freezer" in hierarchies and "freezer" in mount.controllers
-            if not is_v1 and (hierarchies or not mount.is_v2):
-                continue
-            asked, file = ("freezer.self_freezing", "freezer.state") if is_v1 else ("cgroup.freeze", "cgroup.freeze")
-            for directory, _ in _upwards(path, mount):
-                if read_content(directory / asked).strip() == b"1":
-                    return directory / file
+    for is_v2, directory in _directories(content, mounts, "freezer"):
+        asked, file = ("cgroup.freeze", "cgroup.freeze") if is_v2 else ("freezer.self_freezing", "freezer.state")
+        if read_content(directory / asked).strip() == b"1":
+            return directory / file
     return None
 
 
@@ -184,21 +179,25 @@ def reached_memory_limit(content: bytes, mounts: Sequence[Mount]) -> MemoryLimit
     `memory.high` or `memory.max` of version 2.
     """
     most, found = 0.0, None
+    for is_v2, directory in _directories(content, mounts, "memory"):
+        used = _number_in(directory / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
+        for name in ("memory.high", "memory.max") if is_v2 else ("memory.limit_in_bytes",):
+            limit = _number_in(directory / name)
+            share = used / limit if limit else 0.0
+            if share >= _REACHED and share > most:
+                most, found = share, MemoryLimit(directory / name, limit)
+    return found
+
+
+def _directories(content: bytes, mounts: Sequence[Mount], controller: str) -> Iterator[tuple[bool, Path]]:
+    """Yield the directories of a process's cgroup and its ancestors, nearest first, and whether they are of version 2.
+
+    They are in the hierarchy of version 2, and in that of version 1 that has the controller.
+    """
     for hierarchies, path in lines_of(content):
         for mount in mounts:
-            is_v1 = "memory" in hierarchies and "memory" in mount.controllers
-            if not is_v1 and (hierarchies or not mount.is_v2):
-                continue
-            usage = "memory.usage_in_bytes" if is_v1 else "memory.current"
-            names = ["memory.limit_in_bytes"] if is_v1 else ["memory.high", "memory.max"]
-            for directory, _ in _upwards(path, mount):
-                used = _number_in(directory / usage)
-                for name in names:
-                    limit = _number_in(directory / name)
-                    share = used / limit if limit else 0.0
-                    if share >= _REACHED and share > most:
-                        most, found = share, MemoryLimit(directory / name, limit)
-    return found
+            if (mount.is_v2 and not hierarchies) or controller in hierarchies & mount.controllers:
+                yield from ((mount.is_v2, directory) for directory, _ in _upwards(path, mount))
 
 
 def _number_in(file: Path) -> int:

@@ -56,6 +56,7 @@ class Hop(NamedTuple):
     limited_by: str = ""
     """Path of the file of the memory limit that the cgroup of that thread has reached; empty if none is known. Raw."""
     limit_bytes: int = 0
+    """That limit; 0 if none is known."""
     quota_cpus: float = 0.0
     """How many CPUs the quota allows for which the threads wait; 0: unknown, or they do not wait for one."""
 

@@ -51,6 +51,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     limited_by: str | None
     """File of the memory limit that the cgroup of that thread has reached; null: none, or unknown."""
     limit_bytes: Count | None
+    """That limit; null: none, or unknown."""
 
 
 class Suspect(Struct, frozen=True, kw_only=True):
