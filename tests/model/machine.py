@@ -30,6 +30,8 @@ WEIGHTS = replace(suspect_weights.parse(paths.suspects().read_text()), settle_ns
 _BEGAN_NS = 1000 * NS_PER_S
 SPAN_NS = NS_PER_S
 AT_NS = _BEGAN_NS + 100 * NS_PER_S
+AT_MUTEX = ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work")
+"""User stack of a thread that waits for a mutex."""
 
 
 class OwnNames:
@@ -184,3 +186,8 @@ def _frame(function: str, at: int) -> Frame:
     if function.startswith("lib:"):
         file, own = "/lib/x86_64-linux-gnu/libc.so.6", function[4:]
     return Frame(file or "/opt/prog", at, own)
+
+
+def ends(found: Found) -> list[tuple[str, str, int, str]]:
+    """Return the kind, program, PID and state of each suspect's end."""
+    return [(one.kind, one.end.program, one.end.key.pid, one.end.state) for one in found.suspects]
